@@ -102,7 +102,7 @@ def _read(file: str, text: str) -> YamlTree:
 
 
 def _sections(file: str, tree: YamlTree) -> dict[str, Any]:
-    """Return top-level values with the configs of each topic under `keys`, as the models do."""
+    """Return top-level values in the shape of the models: topic configs moved under `keys`."""
     if tree.value is None:
         return {}
     if not isinstance(tree.value, dict):

@@ -1,7 +1,9 @@
 """Takes failed data directories and partitions offline, in the storage and in the broker.
 
 Rules
-- Each part that gets a LogDirectoryError reports it here, every time.
+- Each part that gets a LogDirectoryError reports it here, every time. Storage decides what an
+  OSError means: LogState and LogDirectory (storage/log/log_state.py, storage/directory), and
+  storage/log/flush.py for a failed sync.
 - The first report takes the partitions offline. A later one takes only partitions that came after
   it, such as one that was being created.
 - The log names each directory once, with the number of partitions that went offline with it.

@@ -6,6 +6,7 @@ Rules
   new. A part that has to wait says for what (part_eraser.py).
 - The parts are searched in the order of their deadlines. The principals that requested them take
   turns: so nobody keeps the others waiting with more requests, or with earlier deadlines.
+- A search that finds nothing is the receipt, which part_eraser.py makes and store.py stores.
 - A request is durable before it is answered. After a restart, the open parts go on.
 - An erasure belongs to the topic with this id: if that topic is deleted, the erasure is void, even
   if there is a new topic with the same name.
@@ -101,7 +102,7 @@ class Erasures:
     # Start and stop -----------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read the stored erasures. Comes before any request, which would replace them."""
+        """Read the stored erasures. Call it before any request, which rewrites the whole file."""
         await self._store.load()
 
     def start(self) -> None:
@@ -132,7 +133,7 @@ class Erasures:
     ) -> Erasure:
         """Store a request. Raises ErasureRefusedError, OSError.
 
-        With `has_share`, the principal may have no more open erasures than others still can have.
+        With `has_share`, the principal may have no more open erasures than are left for others.
         """
         # One after the other, so that each counts those before it.
         async with self._requests.slot(requested_by):

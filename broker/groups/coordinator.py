@@ -10,6 +10,8 @@ Rules
 - A group is served while its partition of __consumer_offsets is active. While the partition is
   loading or offline, requests get an error that says so.
 
+The partition of a group, and the load of a partition: broker/topics/internal_topic.py.
+
 The coordinator does not know the wire format of requests, nor which topics exist.
 """
 

@@ -1,7 +1,8 @@
 """Accepts connections, several in each iteration of the event loop.
 
 uvloop's own server accepts one. While hundreds of connections send requests all the time, an
-iteration takes 50 ms, so a new connection waited 5 s behind a hundred others.
+iteration takes 50 ms, so a new connection waited 5 s behind a hundred others. The limits of
+connections, also for each address, are in listener.py.
 """
 
 import asyncio

@@ -28,9 +28,10 @@ from storage.model import TopicPartition
 from storage.segments.expiry import SegmentFacts
 
 # "dirty-ratio" is Kafka's: all dirty bytes count as garbage. "survivorship" counts the bytes that
-# are expected to be removed, judging by earlier cleans of the partition. "generational" counts
-# like "dirty-ratio", and rewrites only the segments with the most garbage; a log that it cannot
-# clean by key indexes (`index_obstacle`) is cleaned as with "dirty-ratio".
+# are expected to be removed, judging by earlier cleans of the partition. "generational" counts the
+# bytes that no clean has read, against `unread_ratio`, and rewrites only the segments with the most
+# garbage; a log that it cannot clean by key indexes (`index_obstacle`) is cleaned as with
+# "dirty-ratio".
 Strategy: TypeAlias = Literal["dirty-ratio", "survivorship", "generational"]
 _STRATEGIES: Final[dict[str, Strategy]] = {
     "dirty-ratio": "dirty-ratio",

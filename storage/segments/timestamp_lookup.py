@@ -31,7 +31,7 @@ SMALLEST_TIMESTAMP: Final = -(1 << 63)
 
 
 class TimestampScan(NamedTuple):
-    """A batch to decode: for its first record of at least a timestamp, or for its largest one."""
+    """A batch to decode: for its first record at or after a timestamp, or for its largest one."""
 
     file: File
     position: int
@@ -68,21 +68,24 @@ class TimestampScan(NamedTuple):
 
 
 class HeaderScan:
-    """The next headers from a position on, up to a batch of records with at least a timestamp."""
+    """Read headers from a position on, to the first batch that may have a record at a timestamp.
+
+    A record at or after the timestamp: the maximum timestamp in the header says so.
+    """
 
     def __init__(self, segment: Segment, position: int, at_least_ms: int) -> None:
         self.position = position  # after `run`: behind what it has read
         self.match: ScannedBatch | None = None  # after `run`: the batch, if it is among them
         self._at_least_ms = at_least_ms
-        self._load = IndexLoad(segment, self._read)
+        self._task = IndexLoad(segment, self._read)
 
     def run(self) -> None:
         """Read at most HEADERS_PER_SCAN, and skip damage; may run in a thread. Raises OSError."""
-        self._load.run()
+        self._task.run()
 
     def finish(self) -> None:
         """Note the damage in the segment."""
-        self._load.finish()
+        self._task.finish()
 
     def _read(self, twin: Segment) -> None:
         batches = twin.readable_batches(self.position)
@@ -109,9 +112,10 @@ Search = Generator[Step, TimestampOffset | None, TimestampOffset | None]
 def first_at_or_after(
     segments: SegmentList, timestamp_ms: int, log_start_offset: int, limit_bytes: int
 ) -> Search:
-    """Yield the first record, by offset, whose timestamp is at least `timestamp_ms`.
+    """Search for the first record, by offset, whose timestamp is at least `timestamp_ms`.
 
-    `limit_bytes` is the maximum decompressed size of a batch. Raises OSError.
+    Yields the steps to run, and returns the record. `limit_bytes` is the maximum decompressed size
+    of a batch. Raises OSError.
     """
     for segment in segments.since(log_start_offset):
         if segment.max_timestamp_ms < timestamp_ms:
@@ -132,9 +136,9 @@ def first_at_or_after(
 
 
 def first_of_largest(segments: SegmentList, log_start_offset: int, limit_bytes: int) -> Search:
-    """Yield the first record, by offset, of those with the largest timestamp; None in an empty log.
+    """Search for the first record, by offset, of those with the largest timestamp.
 
-    Raises OSError.
+    Yields the steps to run, and returns the record; None in an empty log. Raises OSError.
     """
     best: TimestampOffset | None = None
     candidates = sorted(
@@ -175,7 +179,7 @@ def _checked(segment: Segment, offset: int) -> Generator[IndexLoad, object, None
 
 
 def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Search:
-    """Yield the first record with the segment's largest timestamp."""
+    """Search for the first record with the segment's largest timestamp."""
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
     # Records before the last smaller index entry cannot have the maximum.
@@ -215,7 +219,7 @@ def _position_of(segment: Segment, offset: int) -> int:
 def _next_batch(
     segment: Segment, position: int, at_least_ms: int
 ) -> Generator[Step, object, ScannedBatch | None]:
-    """Yield the long runs of headers; return the next batch of records that may match, or None."""
+    """Search for the next batch that may have a record at or after a timestamp."""
     at_once = HEADERS_AT_ONCE if segment.is_cached(position, HEADER_BLOCK_BYTES) else 0
     try:
         for batch in islice(segment.batches(position), at_once):

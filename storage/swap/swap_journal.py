@@ -67,7 +67,10 @@ class CleanedSegment:
 
 
 def cleaned_content_id(job_id: str, base_offset: int) -> int:
-    """Return the content id (SegmentFacts) of a segment that a job wrote, above all others."""
+    """Return the content id (SegmentFacts) of a segment that a job wrote.
+
+    Its top bit is set, so it never equals an id that a process counts.
+    """
     digest = blake2b(f"{job_id}/{base_offset}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") | 1 << 63
 

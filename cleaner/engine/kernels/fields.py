@@ -28,7 +28,7 @@ BITS_MAX: Final = 14  # offsets it can cover; 0: the map decides
 NEXT_OFFSET: Final = 15  # the next possible offset: a smaller base offset is damage
 SOURCE_END: Final = 16  # base offset of the next segment: no batch may reach it
 WRITTEN: Final = 17  # bytes in the output buffer
-NEEDED: Final = 18  # with CODE_OUTPUT_FULL: bytes the next batch may need
+NEEDED: Final = 18  # with Code.OUTPUT_FULL: bytes the next batch may need
 # one batch, between `filter_records` and the end of the batch
 KEPT: Final = 19
 LATEST_MS: Final = 20

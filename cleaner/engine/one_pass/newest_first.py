@@ -5,8 +5,8 @@ Rules
   verified and unpacked once (passes/newest_first.py). Survivors are buffered until their group is
   done, then written in order (buffered_output.py).
 - All groups are delivered at the end, the oldest first: a newer group may lack a tombstone whose
-  victim is still in an older one. The second of the two passes rewrites groups without dirty
-  records; the map is the same as after the first pass.
+  superseded value is still in an older one. The second of the two passes rewrites groups without
+  dirty records; the map is the same as after the first pass.
 - This is a fast path for intact logs. At damage, a wrong index, a transactional batch or a batch
   too large for the windows, its outputs are dropped and the two passes start.
 - Outputs are written and synced in the background while the next group is cleaned.

@@ -4,6 +4,7 @@
 // hatched. What is known to be garbage is washed out from the top. The band below shows what a clean is
 // expected to leave. All states of a log have one scale: the largest one fills the frame, and a smaller
 // one leaves the rest of it empty, so that a log is seen to shrink. It can fill the frame on demand.
+// pages/partition.js reads the data, which broker/http/api/topics.py answers (/segments, /history).
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { ago, bytes, clock, number, offsets, percent, plural, sentence, span, STAGES } from "../format.js";

@@ -6,7 +6,8 @@ Rules (Kafka's log cleaner; KIP-534 for tombstones)
 - Records without a key, and records older than the last offset of their key, are removed.
 - A tombstone is removed once its batch has a delete horizon that has passed. A batch that keeps a
   tombstone and has no horizon gets one if the whole batch was indexed: the horizon replaces the
-  base timestamp, and all time deltas are relative to it.
+  base timestamp, and all time deltas are relative to it. The time is CleanJob.delete_horizon_ms,
+  and two_pass/group_accounting.py decides whether a group may set it.
 - A batch without a change is copied byte for byte. A batch that loses records keeps its base and
   last offset, sequences, producer, epoch and flags; count, length, maxTimestamp (CreateTime) and
   CRC are new. The bytes of its records are copied.
@@ -134,7 +135,10 @@ def _choose_action(buf: Bytes, at: int, last: int, count: int, bits: Bytes, stat
 
 @inlined
 def _note_kept(tombstones: int, stamped: bool, seen_whole: bool, base_ms: int, state: Ints) -> None:
-    """Record the delete horizon of a batch that stays."""
+    """Record the delete horizon that the tombstones of a batch have or get.
+
+    A batch that is not indexed whole may have tombstones at or above MAP_END, which nobody counts.
+    """
     if stamped and (tombstones > 0 or not seen_whole):
         note_horizon(base_ms, state)
     elif not stamped and tombstones > 0 and seen_whole and state[fields.HORIZON_MS] >= 0:
