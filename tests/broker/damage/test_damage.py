@@ -13,7 +13,9 @@ from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
 from broker.groups.classic.model import CommitRequested
 from broker.groups.offsets.offset_records import committed_offset
 from broker.handlers.groups.context import UNKNOWN_WAITER
+from broker.topics.end_transaction import append_marker
 from broker.topics.partition import Partition
+from broker.topics.producer_ids import Producer
 from config import exit_codes
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -27,9 +29,16 @@ from protocol.messages import (
     FetchRequestTopic,
     FetchResponse,
 )
-from storage.format.batch import read_header, walk_headers
+from storage.format.batch import (
+    TRANSACTIONAL,
+    ControlType,
+    Record,
+    build_batch,
+    read_header,
+    walk_headers,
+)
 from storage.format.compression import ZSTD
-from storage.format.filenames import LOG, file_name
+from storage.format.filenames import CLEAN_SHUTDOWN, LOG, file_name
 from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory, log_repair_of
 from tests.support.broker.http_users import OWNERS, RuleAuthorizer, owner_rule, sasl_users, send
@@ -317,6 +326,55 @@ async def test_damage_in_the_active_segment_can_be_skipped(
         status, _ = await api(broker, "POST", "log/partitions/orders/0/skip?offset=1")
         assert status == 200
         assert offsets_in(partition.log) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (ControlType.COMMIT, (2, []), (2, [])),
+        (ControlType.ABORT, (2, [(7, 0)]), (0, [])),
+    ],
+    ids=["committed", "aborted"],
+)
+async def test_a_transaction_whose_abort_marker_was_skipped_is_open_after_a_restart(
+    env: MemoryEnv,
+    kind: ControlType,
+    before: tuple[int, list[tuple[int, int]]],
+    after: tuple[int, list[tuple[int, int]]],
+) -> None:
+    """No reader of committed records gets its records: before that they are known as aborted."""
+    batch = build_batch(
+        [Record(0, 0, b"k", b"v")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        attributes=TRANSACTIONAL,
+    )
+
+    def outcome(broker: Broker) -> tuple[int, list[tuple[int, int]]]:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        log = topic.partitions[0].log
+        entries = log.reader.aborted_transactions(0, log.log_end_offset)
+        return log.last_stable_offset, [(each.producer_id, each.first_offset) for each in entries]
+
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        partition = topic.partitions[0]
+        partition.append(memoryview(batch), read_header(batch), 0, in_transaction=True)
+        await append_marker(partition, Producer(7, 0), kind, now_ms=0)
+        flip(env, len(batch) + 70)
+        partition.log.damage.mark(FIRST, len(batch), "bad CRC")
+        status, _ = await api(broker, "POST", "log/partitions/orders/0/skip?offset=1")
+        assert status == 200
+        assert offsets_in(partition.log) == [0]
+        assert outcome(broker) == before
+    for clean in (True, False):
+        if not clean:
+            env.unlink(f"/disk1/{CLEAN_SHUTDOWN}")
+        async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+            assert outcome(broker) == after
 
 
 async def test_a_segment_of_which_nothing_is_whole_goes_as_a_whole(env: MemoryEnv) -> None:
