@@ -128,7 +128,10 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
         try:
             ask(*args, **options)
         except ApiRefusedError as error:
-            fail(str(error), code_of_refusal(error))
+            hint = ""
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                hint = ": name them with --command-config or --token-file"
+            fail(f"{error}{hint}", code_of_refusal(error))
         except TokenFileError as error:
             fail(str(error))
         except UnreachableError as error:

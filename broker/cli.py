@@ -42,6 +42,7 @@ from admin.kafka.users import users
 from admin.profiles import profile_option, profiles
 from admin.tls import tls
 from config import exit_codes
+from config.extras import install_command
 
 if _is_quiet:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -166,15 +167,29 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
 
 @main.command("check-config", short_help="Check a settings file.")
 @click.argument("file", metavar="FILE")
-def check_config(file: str) -> None:
-    """Check a settings file as `serve` does, and list its errors, without starting a broker."""
+@click.option(
+    "--settings-only",
+    is_flag=True,
+    help="Do not read the certificates, passwords and tokens that the file names.",
+)
+def check_config(file: str, settings_only: bool) -> None:
+    """Check a settings file as `serve` does, and list its errors, without starting a broker.
+
+    This also reads the files and environment variables that the settings name, such as
+    certificates.
+    """
+    from broker.lifecycle.reload import SECRETS_ERRORS, read_secrets
     from config.loader import ConfigFileError, load
     from config.units import counted
 
     try:
         settings = load(file)
+        if not settings_only:
+            read_secrets(settings)
     except ConfigFileError as error:
         _fail(str(error))
+    except SECRETS_ERRORS as error:
+        _fail(f"{file}: {error}")
     listeners = ", ".join(str(address) for address in settings.listeners)
     click.echo(f"{file}: valid; listeners {listeners}; {counted(len(settings.topics), 'topic')}")
 
@@ -245,7 +260,7 @@ def pipeline(arguments: tuple[str, ...]) -> None:
     from importlib.util import find_spec
 
     if any(find_spec(name) is None for name in PIPELINE_NEEDS):
-        click.echo("varve: this needs more packages: pip install 'varve[pipeline]'", err=True)
+        click.echo(f"varve: this needs more packages: run {install_command('pipeline')}", err=True)
         sys.exit(exit_codes.USAGE)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline", *arguments])
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import faulthandler
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from config.security.secrets import SecretError
 from config.security.token import TokenFileError, read_token
 from config.settings import Settings
 from storage.env import RealEnv
-from storage.errors import OpeningStoppedError, StorageError
+from storage.errors import LogDirectoryError, OpeningStoppedError, StorageError
 
 logger = structlog.get_logger("broker.daemon")
 
@@ -70,9 +71,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         logger.info("stopped during recovery")
         return exit_codes.DONE
     except START_ERRORS as error:
-        reason = str(error) or repr(error)  # an OSError without arguments has no text
-        if isinstance(error, ListenError):
-            reason = f"{reason}. {_remedy(error, settings)}"
+        reason = _reason(error, settings)
         if sys.stderr.isatty() and writes_text(settings.logging.format, is_terminal=True):
             sys.stderr.write(f"varve: cannot start: {reason}\n")
         else:
@@ -94,6 +93,16 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         sys.stderr.flush()
         os._exit(exit_codes.DONE)
     return exit_codes.DONE
+
+
+def _reason(error: Exception, settings: Settings) -> str:
+    """Return why the start failed, and what to do about it if that is known."""
+    if isinstance(error, ListenError):
+        return f"{error}. {_remedy(error, settings)}"
+    if isinstance(error, LogDirectoryError):
+        reason = re.sub(r"^\[Errno \d+\] ", "", error.reason)
+        return f"the data directory {error.directory} cannot be used: {reason}"
+    return str(error) or repr(error)  # an OSError without arguments has no text
 
 
 def _remedy(error: ListenError, settings: Settings) -> str:

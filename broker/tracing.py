@@ -32,6 +32,7 @@ from broker.http.observation import HttpRequestFacts
 from broker.network.connection import CloseConnectionError, Connection, RequestHandler, Response
 from broker.version import installed_version
 from cleaner.scheduler.history import JobRecord
+from config.extras import install_command
 from config.settings import TracingSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
@@ -65,7 +66,7 @@ def open_tracing(settings: TracingSettings) -> "Tracing | None":
     except ImportError as error:
         raise TracingError(
             f"tracing.endpoint is set, but OpenTelemetry is not installed ({error}); "
-            "install it with pip install 'varve[otel]', or remove tracing.endpoint"
+            f"run {install_command('otel')}, or remove tracing.endpoint"
         ) from error
     names = {"service.name": settings.service_name, "service.version": installed_version()}
     provider = TracerProvider(

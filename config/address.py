@@ -12,6 +12,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?", re.ASCII)
 _PROTOCOL = re.compile(r"([A-Za-z0-9_-]{1,40})://(.*)", re.ASCII | re.DOTALL)
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
+PORT_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,10 @@ def parse_address(text: object) -> Address:
     host, colon, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    if not colon or not host or not _PORT.fullmatch(port) or int(port) > 65535:
+    if not colon or not host or not _PORT.fullmatch(port):
         raise ValueError(f"expected HOST:PORT, not {text[:80]!r}")
+    if int(port) > PORT_MAX:
+        raise ValueError(f"the port {port} is above {PORT_MAX}")
     if bracketed != (":" in host):
         raise ValueError(f"an IPv6 address is written [ADDRESS]:PORT, not {text[:80]!r}")
     if _ip(host) is None and (bracketed or not _HOST.fullmatch(host)):

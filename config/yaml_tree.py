@@ -58,14 +58,23 @@ def read_tree(text: str) -> YamlTree:
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
         reason = ", ".join(part for part in (error.context, error.problem) if part)
-        raise YamlProblemError(mark.line + 1 if mark else 1, (), reason) from None
+        if mark and _is_indented_with_tab(text, mark.index):
+            reason = "is indented with a tab; YAML allows only spaces"
+        raise YamlProblemError(line, (), reason) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, max(error.position, 0)) + 1
         raise YamlProblemError(line, (), "has a character that YAML does not allow") from None
     if node is not None:
         tree.value = _value(node, (), tree.lines)
     return tree
+
+
+def _is_indented_with_tab(text: str, index: int) -> bool:
+    """Return whether a tab is among the white space before this place in its line."""
+    before = text[:index].rpartition("\n")[2] + text[index : index + 1]
+    return before.isspace() and "\t" in before
 
 
 def _check_events(text: str) -> None:

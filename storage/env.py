@@ -519,7 +519,10 @@ class RealEnv:
 
     def mkdir(self, path: str) -> None:
         """See Env."""
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
     def rename(self, src: str, dst: str) -> None:
         """See Env."""

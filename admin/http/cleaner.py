@@ -158,7 +158,7 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
 @optional_partition_arguments
 @click.option(
     "--slack",
-    type=click.FloatRange(0, 1000),
+    type=click.FloatRange(0, 100),
     help="Estimate with this varve.compaction.slack instead of the topic's.",
 )
 @click.option("--groups", is_flag=True, help="List every group of segments, not only the sums.")
@@ -178,6 +178,10 @@ def estimate(
 
     The figures come from earlier cleans; nothing is read. For segments that no clean has read, the
     share of new data that survived earlier cleans is assumed to be alive.
+
+    The tables compare other values of varve.compaction.slack and min.cleanable.dirty.ratio; *
+    marks the value in effect. For a dirty ratio, LOG UP TO is the largest size of the log, CLEAN
+    EVERY what clients write between two cleans, and READS and WRITES what each of them moves.
     """
 
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:

@@ -5,6 +5,7 @@ protocol/client (`connected`).
 """
 
 import logging
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -103,10 +104,15 @@ def _fail_with(error: "KafkaError") -> None:
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._RESOLVE,
     }
-    fail(error_text(error), exit_codes.UNREACHABLE if error.code() in gone else exit_codes.FAILED)
+    text = error_text(error)
+    if error.name().endswith("AUTHORIZATION_FAILED"):
+        text = f"{text.rstrip('.')}: the user needs an ACL for this (`varve acls`)"
+    fail(text, exit_codes.UNREACHABLE if error.code() in gone else exit_codes.FAILED)
 
 
 def _hint(error: OSError) -> str:
+    if isinstance(error, ssl.SSLEOFError):
+        return "A listener without TLS needs security.protocol=PLAINTEXT or SASL_PLAINTEXT"
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return "A listener with TLS or SASL needs --command-config"
     return "Is the broker running, and is this its address for Kafka clients (--bootstrap)?"

@@ -23,6 +23,7 @@ from admin.tables import local_time
 from admin.watch import interrupts
 from config import exit_codes
 from config.printable import printable
+from config.topics.names import RESERVED_SUFFIX
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -86,6 +87,10 @@ def produce(
             text = f"key {shown(message.key(), 'key')}: {error_text(error)}"
             if error.code() == KafkaError.INVALID_RECORD and message.key() is None:
                 text += " (a compacted topic takes no records without keys)"
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and (
+                topic.endswith(RESERVED_SUFFIX)
+            ):
+                text += " (a compacted view is read-only)"
             failures.append(text)
 
     with librdkafka(bootstrap) as settings:

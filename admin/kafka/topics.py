@@ -21,7 +21,7 @@ from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, ConfigEntry  # type: ignore[attr-defined]
 
 POLICY: Final = "cleanup.policy"
 TOPICS_PER_REQUEST: Final = 200  # in one DescribeConfigs request
@@ -227,8 +227,10 @@ def alter_topic(
             future.result(REQUEST_SECONDS)
             for key, value in values.items():
                 click.echo(printable(f"{topic}: {key}={value}"))
-            for key in unset:
-                click.echo(printable(f"{topic}: {key} has its default"))
+            if unset:
+                (results,) = _settings(admin, [topic]).values()
+                for key in unset:
+                    click.echo(printable(f"{topic}: {_unset_text(key, results[key])}"))
         if warning:
             click.echo(f"varve: {warning}", err=True)
         if partitions is not None:
@@ -297,6 +299,12 @@ def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
         fail("\n".join(failures))
 
 
+def _unset_text(key: str, result: "ConfigEntry") -> str:
+    """Say which value applies after the topic's own was removed."""
+    source = "the default" if result.is_default else "from the settings file or the broker"
+    return f"{key} is now {result.value} ({source})"
+
+
 def partition_numbers(
     admin: "AdminClient", topic: str, partition: int | None = None
 ) -> Sequence[int]:
@@ -309,7 +317,7 @@ def partition_numbers(
     if found is None:
         fail(
             f"there is no topic {topic}, or you may not describe it; `varve topics list` shows all "
-            "that you may"
+            "that you may, `varve topics create` makes a new one"
         )
     count = len(found.partitions)
     if partition is None:

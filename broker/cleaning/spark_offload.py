@@ -33,6 +33,7 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.history import JobRecord, Outcome
 from cleaner.scheduler.offload import OffloadedJob
 from config.exit_codes import DONE, NO_SPARK, STALE, USAGE
+from config.extras import install_command
 from config.settings import CleanerSettings
 from config.units import about_span
 from storage.env import Env
@@ -47,7 +48,7 @@ LINES_MAX: Final = 20  # of a job's standard error that are logged
 LINE_CHARS_MAX: Final = 500
 CHUNK_BYTES: Final = 1 << 16
 NEEDS: Final = ("pipeline", "pyspark", "pyarrow", "pandas")
-EXTRA_MISSING: Final = "packages are missing: pip install 'varve[pipeline]'"
+EXTRA_MISSING: Final = f"packages are missing: run {install_command('pipeline')}"
 COMMAND: Final = (sys.executable, "-P", "-m", "pipeline")
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])

@@ -72,13 +72,12 @@ class LastReload:
         return f"settings not reloaded, the old ones stay in effect: {self.failure}"
 
 
+# What `read_secrets` raises.
+SECRETS_ERRORS: Final = (TokenFileError, TlsError, SecretError, JwksError)
 # Errors in the file, and errors of the changes that it asks for.
 _RELOAD_ERRORS: Final = (
     ConfigFileError,
-    TokenFileError,
-    TlsError,
-    SecretError,
-    JwksError,
+    *SECRETS_ERRORS,
     TopicError,
     ValidationError,
     StorageError,
@@ -199,8 +198,8 @@ class Reloader:
             "settings reloaded",
             changed=list(outcome.changed[:LISTED_MAX]),
             changes=len(outcome.changed),
-            hidden=len(hidden),
-            fixed=len(outcome.fixed),
+            overridden=len(hidden),
+            needs_restart=len(outcome.fixed),
         )
 
 

@@ -216,7 +216,7 @@ def describe_finding(finding: Finding, at_ms: int, verdict: Verdict) -> str:
 
 def _policy(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     policy = v["cleanup.policy"] or "empty (all records are kept)"
-    return f"Its cleanup.policy is {policy}{': it is not compacted' if blocks else ''}."
+    return f"Its cleanup.policy is {policy}."
 
 
 def _high_watermark(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:

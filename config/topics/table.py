@@ -417,7 +417,7 @@ def _idle_keys() -> Iterator[TopicKey]:
         ("preallocate", "log.preallocate", boolean, "false", None, "",
          "Allocate the full size of a segment file at its creation."),
         ("min.insync.replicas", "min.insync.replicas", ValueKind.INT, "1", 1, "",
-         "Replicas that must have a record before it is acknowledged; a single node has one."),
+         "Without effect, also if it is larger: a single node acknowledges with one replica."),
         ("unclean.leader.election.enable", "unclean.leader.election.enable", boolean, "false",
          None, "", "Whether a replica that is not in sync may become leader."),
         ("leader.replication.throttled.replicas", "leader.replication.throttled.replicas",

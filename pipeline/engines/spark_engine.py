@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow
 
+from config.extras import install_command
 from pipeline.engines.engine import StageFailedError
 from pipeline.engines.spark_session import first_line
 
@@ -295,7 +296,7 @@ def _reason(error: Exception) -> str | None:
     if (match := _REASON.search(text)) is not None:
         return str(json.loads(match["text"]))
     if _NOT_THERE.search(text) is not None:
-        return "the executors cannot import Varve; run there: pip install 'varve[pipeline]'"
+        return f"the executors cannot import Varve: run there {install_command('pipeline')}"
     module = type(error).__module__
     if not module.startswith(("pyspark.", "py4j.")):
         return None

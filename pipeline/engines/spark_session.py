@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from config.extras import install_command
 from pipeline.engines.java import (
     cache_folder,
     class_archive,
@@ -360,7 +361,7 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
     from pyspark.sql import SparkSession
 
     if find_spec("grpc") is None:
-        raise SparkSessionError(f"{master} needs missing packages: pip install 'varve[connect]'")
+        raise SparkSessionError(f"{master} needs more packages: run {install_command('connect')}")
     try:
         parts = urlsplit(master)
         host, port = parts.hostname, parts.port or CONNECT_PORT

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from config.extras import install_command
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.target import NOTES
@@ -98,7 +99,7 @@ def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
         from pyiceberg.io.pyarrow import schema_to_pyarrow
         from pyiceberg.table import StaticTable
     except ImportError as error:
-        raise JobError("missing packages: pip install 'varve[iceberg]'") from error
+        raise JobError(f"missing packages: run {install_command('iceberg')}") from error
     try:
         table = StaticTable.from_metadata(_newest_metadata(path))
         tasks = list(table.scan().plan_files())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from config import exit_codes
+from config.extras import install_command
 from pipeline.errors import JobError
 
 Format = Literal["parquet", "delta", "iceberg"]
@@ -97,5 +98,6 @@ def _need_iceberg() -> None:
         import pyiceberg.catalog.sql  # noqa: F401  fail before the work
     except ImportError as error:
         raise JobError(
-            "--format iceberg needs more packages: pip install 'varve[iceberg]'", exit_codes.USAGE
+            f"--format iceberg needs more packages: run {install_command('iceberg')}",
+            exit_codes.USAGE,
         ) from error

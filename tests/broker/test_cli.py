@@ -79,6 +79,22 @@ def test_serve_and_check_config_say_the_same_of_a_bad_file(tmp_path: Path) -> No
     assert (served.returncode, served.stdout, served.stderr) == (1, "", expected)
 
 
+def test_check_config_reads_the_files_and_variables_that_the_settings_name(tmp_path: Path) -> None:
+    file = tmp_path / "varve.yaml"
+    for text, reason in (
+        ("http_token_file: absent\n", "absent: No such file"),
+        ("sasl: {users: {admin: {env: VARVE_TEST_UNSET}}}\n", "VARVE_TEST_UNSET is not set"),
+        ("tls: {certificate_file: absent.pem}\n", "absent.pem"),
+        ("a:\n\tb: 1\n", "is indented with a tab"),
+    ):
+        file.write_text(text)
+        done = varve("check-config", str(file))
+        assert (done.returncode, done.stdout) == (1, ""), text
+        assert reason in done.stderr
+    file.write_text("http_token_file: absent\n")
+    assert varve("check-config", "--settings-only", str(file)).returncode == 0
+
+
 def test_the_version_is_told_by_a_command_and_by_an_option() -> None:
     by_command, by_option = (
         CliRunner().invoke(main, [value]) for value in ("version", "--version")

@@ -64,6 +64,18 @@ def test_a_daemon_that_cannot_start_says_why_and_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("messages")
+def test_a_data_directory_that_is_a_file_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with capture_logs() as lines:
+        code = daemon.run(settings(tmp_path, log_dirs=[str(tmp_path / "file")]))
+    assert code == exit_codes.FAILED
+    (line,) = [line for line in lines if line["event"] == "cannot start"]
+    assert line["reason"] == (
+        f"the data directory {tmp_path}/file cannot be used: Not a directory: '{tmp_path}/file'"
+    )
+
+
+@pytest.mark.usefixtures("messages")
 def test_a_failed_start_gives_its_reason_once_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

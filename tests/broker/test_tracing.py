@@ -179,7 +179,7 @@ def test_nothing_of_it_is_imported_without_an_endpoint() -> None:
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(TracingError, match=r"pip install 'varve\[otel\]'"):
+    with pytest.raises(TracingError, match=r"pip install -e '\.\[otel\]'"):
         open_tracing(TracingSettings(endpoint="http://127.0.0.1:4318/v1/traces"))
 
 

@@ -70,7 +70,7 @@ def test_addresses_are_read_and_written_alike(text: str, address: Address) -> No
      "[host]:1", "http://host:1", "host:1/", "h\u00f6st:1", "[127.0.0.1]:1", 9092, None],
 )  # fmt: skip
 def test_other_addresses_are_refused(text: object) -> None:
-    with pytest.raises(ValueError, match=r"HOST:PORT|IPv6|neither"):
+    with pytest.raises(ValueError, match=r"HOST:PORT|IPv6|neither|above"):
         parse_address(text)
 
 
@@ -98,6 +98,7 @@ def test_a_listener_may_be_written_as_kafka_writes_it(text: str, address: Addres
         ("PLAINTEXT://:9092", r"has no host; .* write 0\.0\.0\.0:9092"),
         ("PLAINTEXT://nonsense", r"expected HOST:PORT, not 'nonsense'"),
         ("://h:1", "HOST:PORT|IPv6"),
+        ("h:65536", "the port 65536 is above 65535"),
     ],
 )
 def test_a_listener_of_another_protocol_is_refused_with_a_reason(text: str, words: str) -> None:

@@ -69,7 +69,7 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
                   "--set", "min.cleanable.dirty.ratio=0.2", "--partitions", "3")  # fmt: skip
     assert output.splitlines() == [
         "t1: min.cleanable.dirty.ratio=0.2",
-        "t1: segment.ms has its default",
+        "t1: segment.ms is now 604800000 (the default)",
         "t1: 3 partitions",
     ]
     assert done(broker, "topics", "describe", "t1").splitlines() == [

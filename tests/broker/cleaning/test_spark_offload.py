@@ -174,7 +174,7 @@ async def test_no_job_starts_without_the_pipeline_packages(
     async with world(tmp_path, "sys.exit(0)") as w:
         w.due(P0)
         await w.until(lambda: w.offload.status().unavailable)
-        assert "pip install 'varve[pipeline]'" in w.offload.status().unavailable
+        assert "pip install -e '.[pipeline]'" in w.offload.status().unavailable
 
 
 async def test_a_missing_command_makes_spark_unavailable(tmp_path: Path) -> None:

@@ -50,7 +50,10 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     )
     done = CliRunner().invoke(main, ["pipeline", "compact", "t"])
     assert done.exit_code == exit_codes.USAGE
-    assert done.output == "varve: this needs more packages: pip install 'varve[pipeline]'\n"
+    assert done.output == (
+        "varve: this needs more packages: run `.venv/bin/pip install -e '.[pipeline]'` in a "
+        "checkout of Varve\n"
+    )
 
 
 def test_varve_pipeline_becomes_the_other_program(monkeypatch: pytest.MonkeyPatch) -> None:

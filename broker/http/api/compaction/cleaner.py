@@ -64,7 +64,7 @@ END_TRANSACTION: Final = (
 )
 PAGE_ROWS: Final = 1000
 PAGE_ROWS_MAX: Final = 5000  # about 2 MB
-SLACK_MAX: Final = 1000.0
+SLACK_MAX: Final = 100.0
 JOBS: Final = 100
 LAST_JOBS: Final = 6  # in the answer on one partition
 JOBS_MAX: Final = 2000  # jobs that the pool keeps in memory

@@ -72,7 +72,7 @@ async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> No
         "reason": "nothing dirty",
         "blocks": True,
     }
-    assert "it is not compacted" in audit["sentences"][1]
+    assert "Its cleanup.policy is" in audit["sentences"][1]
 
 
 async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv) -> None:
@@ -255,7 +255,7 @@ BAD_PATHS = (
     ("/history?topic=orders&partition=x", 400, "partition: expected"),
     ("/partitions/orders/0/estimate", 409, "no closed segment"),
     ("/partitions/orders/3/estimate", 404, "its last one is 2"),
-    ("/partitions/orders/0/estimate?slack=-1", 400, "slack: expected a number from 0 to 1000"),
+    ("/partitions/orders/0/estimate?slack=-1", 400, "slack: expected a number from 0 to 100"),
     ("/partitions/orders/0/estimate?slack=1e2", 400, "slack: expected"),
     ("/partitions/orders/0/estimate?slack=1001", 400, "slack: expected"),
     ("/nothing", 404, "Not Found"),
