@@ -27,7 +27,7 @@ from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.failed_directories import FailedDirectories
 from broker.erasure.erasures import Erasures
-from broker.erasure.part_eraser import PartEraser
+from broker.erasure.partition_eraser import PartitionEraser
 from broker.erasure.store import ErasureStore
 from broker.event_loop.directory_threads import ALL, DirectoryThreads
 from broker.event_loop.unpack_threads import UnpackThreads
@@ -57,11 +57,11 @@ from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
+from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import ClockWatch
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
 from broker.topics.log_maintenance import LogMaintenance, Periods
-from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -139,12 +139,14 @@ class Broker:
         self.metadata_writer = MetadataWriter(
             self.manager, self.directory_threads, self._trusted_wall_ms
         )
-        self.log_starts = LogStarts(self.manager.table, self.directory_threads, fail_directory)
+        self.checkpoint_writer = CheckpointWriter(
+            self.manager.table, self.directory_threads, fail_directory
+        )
         self.log_maintenance = LogMaintenance(
             env,
             self.manager,
             self.topics.partitions,
-            self.log_starts,
+            self.checkpoint_writer,
             self.directory_threads,
             fail_directory=fail_directory,
             periods=Periods(
@@ -170,7 +172,7 @@ class Broker:
             clock_trusted=self.log_maintenance.clock_trusted,
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
-            write_checkpoints=self.log_starts.write,
+            write_checkpoints=self.checkpoint_writer.write,
             before_swap=self._before_swap,
         )
         self.pool = CleanerPool(
@@ -246,7 +248,7 @@ class Broker:
             pause=self.pool.control.paused,
             view_files=self.view_scheduler.files_of,
             opened=self._replica_moved,
-            write_checkpoints=self.log_starts.write,
+            write_checkpoints=self.checkpoint_writer.write,
             fail_directory=fail_directory,
         )
         self.leases = Leases(
@@ -268,7 +270,7 @@ class Broker:
             env,
             self.topics,
             ErasureStore(env, self.cleaning.data_directories, self.directory_threads),
-            PartEraser(
+            PartitionEraser(
                 env,
                 self.topics,
                 self.directory_threads,
@@ -357,7 +359,7 @@ class Broker:
             record_reader=self.record_reader,
             keyless=self.keyless,
             moves=self.moves,
-            log_starts=self.log_starts,
+            checkpoint_writer=self.checkpoint_writer,
         )
 
     def _build_http(self, token: bytes | None) -> HttpEndpoint:
@@ -636,7 +638,7 @@ class Broker:
         return self.log_maintenance.trusted_wall_ms()
 
     def _damage_removed(self, partition: TopicPartition) -> None:
-        self.coordinators.damage_gone(partition)
+        self.coordinators.reload_after_repair(partition)
         self.pool.forget_failures(partition)  # the damage may have put it in quarantine
         self.pool.wake()
 

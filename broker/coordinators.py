@@ -120,10 +120,10 @@ class Coordinators:
         self.offsets_topic.fail(partitions)
         self.transaction_topic.fail(partitions)
 
-    def damage_gone(self, partition: TopicPartition) -> None:
+    def reload_after_repair(self, partition: TopicPartition) -> None:
         """Load a partition again if damage prevented it before."""
-        self.offsets_topic.damage_gone(partition)
-        self.transaction_topic.damage_gone(partition)
+        self.offsets_topic.reload_after_repair(partition)
+        self.transaction_topic.reload_after_repair(partition)
 
     async def _expire_offsets(self) -> None:
         await self.groups.deletion.expire_offsets(self._env.wall_ms())

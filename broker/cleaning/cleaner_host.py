@@ -79,8 +79,8 @@ class BrokerCleanerHost:
     ) -> None:
         """`limit` returns the offset up to which a partition may be cleaned, and the reason.
 
-        `write_checkpoints` is LogStarts.write. `before_swap` is called before segments of a log are
-        replaced.
+        `write_checkpoints` is CheckpointWriter.write. `before_swap` is called before segments of a
+        log are replaced.
         """
         self._env = env
         self._manager = manager

@@ -104,7 +104,7 @@ class LogRepair:
         write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
         view_horizon: Callable[[TopicPartition], int],
     ) -> None:
-        """`write_checkpoints` is LogStarts.write.
+        """`write_checkpoints` is CheckpointWriter.write.
 
         `view_horizon` returns the end of the offsets that a partition's view has; 0 without.
         """

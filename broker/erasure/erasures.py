@@ -3,10 +3,10 @@
 Rules
 - The task looks at the open parts that are due, and then searches the files of one. A search may
   take hours: after it the task looks at all parts again, because earlier deadlines may be due or
-  new. A part that has to wait says for what (part_eraser.py).
+  new. A part that has to wait says for what (partition_eraser.py).
 - The parts are searched in the order of their deadlines. The principals that requested them take
   turns: so nobody keeps the others waiting with more requests, or with earlier deadlines.
-- A search that finds nothing is the receipt, which part_eraser.py makes and store.py stores.
+- A search that finds nothing is the receipt, which partition_eraser.py makes and store.py stores.
 - A request is durable before it is answered. After a restart, the open parts go on.
 - An erasure belongs to the topic with this id: if that topic is deleted, the erasure is void, even
   if there is a new topic with the same name.
@@ -20,9 +20,15 @@ from typing import Final
 
 import structlog
 
-from broker.erasure.forecast import Forecast, Obstacle, PartWork, Risk, forecast
-from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
-from broker.erasure.part_eraser import LOOK_SECONDS, PartEraser, PartProgress
+from broker.erasure.forecast import Forecast, Obstacle, PartitionWork, Risk, forecast
+from broker.erasure.model import (
+    Erasure,
+    ErasureState,
+    PartitionErasure,
+    PartitionReceipt,
+    digest_of,
+)
+from broker.erasure.partition_eraser import LOOK_SECONDS, PartitionEraser, PartitionProgress
 from broker.erasure.store import ErasureStore
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
@@ -60,8 +66,8 @@ PART_ERRORS: Final = (
 logger = structlog.get_logger("broker.erasure")
 
 PartKey = tuple[str, int]  # (erasure id, partition)
-_Part = tuple[Erasure, PartErasure]
-Step = Callable[[Erasure, PartErasure, PartProgress], Awaitable[bool]]
+_Part = tuple[Erasure, PartitionErasure]
+Step = Callable[[Erasure, PartitionErasure, PartitionProgress], Awaitable[bool]]
 
 
 class ErasureRefusedError(Exception):
@@ -76,7 +82,7 @@ class Erasures:
         env: Env,
         topics: Topics,
         store: ErasureStore,
-        eraser: PartEraser,
+        eraser: PartitionEraser,
         *,
         secret: Callable[[], bytes],
         measured: Callable[[Awaitable[None]], Awaitable[None]],
@@ -88,7 +94,7 @@ class Erasures:
         self.eraser = eraser
         self._secret = secret
         self._measured = measured
-        self._progress: dict[PartKey, PartProgress] = {}
+        self._progress: dict[PartKey, PartitionProgress] = {}
         self._forecasts: dict[PartKey, Forecast] = {}
         # Principals whose parts were searched, the last one at the end.
         self._served: dict[str, None] = {}
@@ -149,7 +155,7 @@ class Erasures:
                 requested_by=str(requested_by),
                 requested_ms=now_ms,
                 deadline_ms=now_ms + within_ms,
-                parts=tuple(map(PartErasure, numbers)),
+                parts=tuple(map(PartitionErasure, numbers)),
             )
             await self._store.add(erasure)
         logger.info("erasure requested", **_fields(erasure), deadline_ms=erasure.deadline_ms)
@@ -201,11 +207,11 @@ class Erasures:
         """Return an erasure by its id."""
         return self._store.get(erasure_id)
 
-    def progress_of(self, erasure: Erasure, part: PartErasure) -> PartProgress | None:
+    def progress_of(self, erasure: Erasure, part: PartitionErasure) -> PartitionProgress | None:
         """Return what an open part waits for; None before it was looked at."""
         return self._progress.get((erasure.erasure_id, part.partition))
 
-    def forecast_of(self, erasure: Erasure, part: PartErasure) -> Forecast | None:
+    def forecast_of(self, erasure: Erasure, part: PartitionErasure) -> Forecast | None:
         """Return when an open part is expected to be done; None before the first forecast."""
         return self._forecasts.get((erasure.erasure_id, part.partition))
 
@@ -310,26 +316,26 @@ class Erasures:
             await turns.take()
         self._forecasts, self.at_risk = forecasts, at_risk
 
-    def _work_of(self, erasure: Erasure, part: PartErasure) -> PartWork:
+    def _work_of(self, erasure: Erasure, part: PartitionErasure) -> PartitionWork:
         progress = self._progress_of((erasure.erasure_id, part.partition))
         where = TopicPartition(erasure.topic, part.partition)
         return self.eraser.work_of(where, part, erasure.deadline_ms, progress)
 
-    def _progress_of(self, key: PartKey) -> PartProgress:
-        return self._progress.get(key) or PartProgress()
+    def _progress_of(self, key: PartKey) -> PartitionProgress:
+        return self._progress.get(key) or PartitionProgress()
 
     def _still_open(self) -> list[Erasure]:
         """Return the open erasures in the order of their deadlines."""
         still_open = (erasure for erasure in self._store.all() if erasure.is_open)
         return sorted(still_open, key=lambda erasure: erasure.deadline_ms)
 
-    async def _attempt(self, erasure_id: str, part: PartErasure, step: Step) -> bool:
+    async def _attempt(self, erasure_id: str, part: PartitionErasure, step: Step) -> bool:
         """Carry out a step of a part, if it is due, and return its result; note a failure."""
         erasure = self._store.get(erasure_id)
         if erasure is None or not erasure.is_open or self._is_deleted(erasure):
             return False  # since an earlier turn
         progress = self._progress.setdefault(
-            (erasure_id, part.partition), PartProgress(erasure.requested_by)
+            (erasure_id, part.partition), PartitionProgress(erasure.requested_by)
         )
         if progress.next_at > asyncio.get_running_loop().time():
             return False
@@ -343,7 +349,9 @@ class Erasures:
             self._failed(progress, repr(error))
         return False
 
-    async def _look_at(self, erasure: Erasure, part: PartErasure, progress: PartProgress) -> bool:
+    async def _look_at(
+        self, erasure: Erasure, part: PartitionErasure, progress: PartitionProgress
+    ) -> bool:
         """Return whether the files of a part have to be searched."""
         where = TopicPartition(erasure.topic, part.partition)
         is_unsearched = await self.eraser.look_at(where, part, progress)
@@ -351,7 +359,9 @@ class Erasures:
             progress.failures = 0
         return is_unsearched
 
-    async def _search(self, erasure: Erasure, part: PartErasure, progress: PartProgress) -> bool:
+    async def _search(
+        self, erasure: Erasure, part: PartitionErasure, progress: PartitionProgress
+    ) -> bool:
         """Search the files of a part; return whether they have to be searched again at once."""
         where = TopicPartition(erasure.topic, part.partition)
         assert erasure.key is not None
@@ -363,13 +373,13 @@ class Erasures:
         # If a tombstone was written, the clean can be requested now.
         return not changed.is_done and await self.eraser.look_at(where, changed, progress)
 
-    def _failed(self, progress: PartProgress, reason: str) -> None:
+    def _failed(self, progress: PartitionProgress, reason: str) -> None:
         seconds = min(FAILED_SECONDS * 2**progress.failures, FAILED_SECONDS_MAX)
         progress.failures += 1
         text = f"{reason}. The next attempt is in {seconds:.0f} s"
         progress.wait(text, seconds, Obstacle())
 
-    async def _store_part(self, erasure_id: str, part: PartErasure) -> None:
+    async def _store_part(self, erasure_id: str, part: PartitionErasure) -> None:
         erasure = await self._store.change(
             erasure_id, lambda stored: stored.with_part(part, self._env.wall_ms())
         )
@@ -431,7 +441,7 @@ def _log_risk(erasure: Erasure, risk: Risk, reason: str) -> None:
     logger.warning("erasure at risk", **_fields(erasure), risk=risk.value, reason=reason)
 
 
-def _log_receipt(erasure: Erasure, part: PartErasure, receipt: PartReceipt) -> None:
+def _log_receipt(erasure: Erasure, part: PartitionErasure, receipt: PartitionReceipt) -> None:
     logger.info(
         "key erased",
         erasure=erasure.erasure_id,

@@ -29,7 +29,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class PartWork:
+class PartitionWork:
     """What is left to do for a part: bytes to read and write, and what it waits for."""
 
     deadline_ms: int
@@ -53,7 +53,7 @@ class Forecast:
     risk: Risk | None
 
 
-def forecast(parts: Iterable[PartWork], now_ms: int) -> Iterator[Forecast]:
+def forecast(parts: Iterable[PartitionWork], now_ms: int) -> Iterator[Forecast]:
     """Yield the forecast of each part; `parts` are in the order of their turns."""
     busy_until_ms = float(now_ms)
     for part in parts:
@@ -69,7 +69,7 @@ def forecast(parts: Iterable[PartWork], now_ms: int) -> Iterator[Forecast]:
         yield Forecast(expected_ms, _risk(part, expected_ms, now_ms))
 
 
-def _risk(part: PartWork, expected_ms: int, now_ms: int) -> Risk | None:
+def _risk(part: PartitionWork, expected_ms: int, now_ms: int) -> Risk | None:
     if now_ms > part.deadline_ms:
         return Risk.OVERDUE
     if expected_ms <= part.deadline_ms:

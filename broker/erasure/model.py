@@ -26,7 +26,7 @@ class ErasureState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PartReceipt:
+class PartitionReceipt:
     """The search that found no value of the key in any file of a partition."""
 
     at_ms: int
@@ -38,7 +38,7 @@ class PartReceipt:
 
 
 @dataclass(frozen=True, slots=True)
-class PartErasure:
+class PartitionErasure:
     """The part of an erasure in one partition.
 
     No value of the key may be left below `end_offset`. It is None until the first search has ended.
@@ -48,7 +48,7 @@ class PartErasure:
     partition: int
     end_offset: int | None = None
     tombstone_offset: int | None = None
-    receipt: PartReceipt | None = None
+    receipt: PartitionReceipt | None = None
 
     @property
     def is_done(self) -> bool:
@@ -74,7 +74,7 @@ class PartErasure:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "PartErasure":
+    def from_json(cls, fields: Mapping[str, Any]) -> "PartitionErasure":
         """Read it. Raises ValueError, KeyError or TypeError if it is malformed."""
         receipt = fields["receipt"]
         return cls(
@@ -83,7 +83,7 @@ class PartErasure:
             tombstone_offset=_optional(fields["tombstone_offset"]),
             receipt=None
             if receipt is None
-            else PartReceipt(
+            else PartitionReceipt(
                 at_ms=int(receipt["at_ms"]),
                 files=int(receipt["files"]),
                 bytes_read=int(receipt["bytes_read"]),
@@ -105,7 +105,7 @@ class Erasure:
     requested_by: str
     requested_ms: int
     deadline_ms: int
-    parts: tuple[PartErasure, ...]
+    parts: tuple[PartitionErasure, ...]
     state: ErasureState = ErasureState.OPEN
     ended_ms: int | None = None
     reason: str = ""  # why it was cancelled or is void
@@ -115,7 +115,7 @@ class Erasure:
         """Return whether there is something left to do."""
         return self.state is ErasureState.OPEN
 
-    def with_part(self, part: PartErasure, now_ms: int) -> "Erasure":
+    def with_part(self, part: PartitionErasure, now_ms: int) -> "Erasure":
         """Return it with a changed part; complete if that was the last one."""
         parts = tuple(part if old.partition == part.partition else old for old in self.parts)
         changed = replace(self, parts=parts)
@@ -157,7 +157,7 @@ class Erasure:
             requested_by=str(fields["requested_by"]),
             requested_ms=int(fields["requested_ms"]),
             deadline_ms=int(fields["deadline_ms"]),
-            parts=tuple(map(PartErasure.from_json, fields["parts"])),
+            parts=tuple(map(PartitionErasure.from_json, fields["parts"])),
             state=ErasureState(fields["state"]),
             ended_ms=_optional(fields["ended_ms"]),
             reason=str(fields["reason"]),

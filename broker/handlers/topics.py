@@ -366,7 +366,7 @@ async def delete_records(
             partitions.append(row)
         await turns.take()
         topics.append(DeleteRecordsResponseTopic(name=topic.name, partitions=partitions))
-    for failed in await context.services.log_starts.make_durable(raised):
+    for failed in await context.services.checkpoint_writer.make_durable(raised):
         for row in raised[failed]:
             row.low_watermark, row.error_code = -1, ErrorCode.KAFKA_STORAGE_ERROR
     return DeleteRecordsResponse(topics=topics)

@@ -23,9 +23,9 @@ from broker.security.audit import log_denied
 from broker.security.authorizer import Authorizer
 from broker.security.principal import ANONYMOUS, Principal, client_of
 from broker.security.sasl import Authentication
+from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
-from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -65,7 +65,7 @@ class Services:
     damage: DamageWatch
     quotas: ClientQuotas
     moves: ReplicaMoves
-    log_starts: LogStarts
+    checkpoint_writer: CheckpointWriter
     unpack_threads: UnpackThreads
     directory_threads: DirectoryThreads
     index_loads: IndexLoads

@@ -341,7 +341,7 @@ class InternalTopic(Generic[L]):
             if partition.topic == self.name:
                 self.coordinator.deactivate(partition.partition, PartitionState.OFFLINE)
 
-    def damage_gone(self, partition: TopicPartition) -> None:
+    def reload_after_repair(self, partition: TopicPartition) -> None:
         """Load a partition again if damage prevented it before."""
         if partition.topic == self.name and self.coordinator.is_offline(partition.partition):
             self.coordinator.deactivate(partition.partition, PartitionState.LOADING)

@@ -23,8 +23,8 @@ from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.logging import RateLimitedLogger
+from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import CONFIRM_MS, ClockWatch
-from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
@@ -109,7 +109,7 @@ class LogMaintenance:
         env: Env,
         manager: LogManager,
         partitions: Callable[[], Iterable[Partition]],
-        log_starts: LogStarts,
+        checkpoint_writer: CheckpointWriter,
         threads: DirectoryThreads,
         *,
         fail_directory: Callable[[LogDirectoryError], None],
@@ -123,7 +123,7 @@ class LogMaintenance:
         self._env = env
         self._manager = manager
         self._partitions = partitions
-        self._log_starts = log_starts
+        self._checkpoint_writer = checkpoint_writer
         self.threads = threads
         self._hanging: set[str] = set()  # directories, as logged
         self._fail_directory = fail_directory
@@ -280,12 +280,12 @@ class LogMaintenance:
         for log_directory, expiries in begun.items():
             for partition in tuple(expiries):
                 # With names: a sync of the folder by `_remove_some` would block the loop.
-                if not await self._log_starts.flush_to(
+                if not await self._checkpoint_writer.flush_to(
                     partition, expiries[partition].start_offset, with_names=True
                 ):
                     del expiries[partition]  # readers do not see it; the next round removes it
             try:
-                await self._log_starts.write(log_directory)
+                await self._checkpoint_writer.write(log_directory)
             except NoRoomError:
                 await self._finish_expiries(expiries, are_noted=False)
             except LogDirectoryError as error:
@@ -359,7 +359,7 @@ class LogMaintenance:
             if not partition.log.flusher.is_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1
-            await self._log_starts.flush_to(partition, partition.log.log_end_offset)
+            await self._checkpoint_writer.flush_to(partition, partition.log.log_end_offset)
 
     async def purge(self, only: LogDirectory | None = None) -> None:
         """Remove `.deleted` files whose delay is over, and folders of deleted topics."""
@@ -400,7 +400,7 @@ class LogMaintenance:
         """Write the checkpoints of all logs."""
         for directory in self._directories(only):
             if directory.is_online:
-                await self._log_starts.write(directory)
+                await self._checkpoint_writer.write(directory)
 
     async def collect_garbage(self) -> None:
         """Free cyclic garbage, if possible while no large request has its rows in memory."""

@@ -65,7 +65,8 @@ class ReplicaMoves:
         """`pause` stops the cleaner of a partition.
 
         `view_files` excludes changes of the files of a partition's view. `opened` connects the new
-        log of a partition with the parts that use it. `write_checkpoints` is LogStarts.write.
+        log of a partition with the parts that use it. `write_checkpoints` is
+        CheckpointWriter.write.
         """
         self._env = env
         self._threads = threads

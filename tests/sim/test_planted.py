@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.damage.log_repair import LogRepair
-from broker.erasure.part_eraser import PartEraser, PartProgress
+from broker.erasure.partition_eraser import PartitionEraser, PartitionProgress
 from broker.handlers import produce
 from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.partition import Partition
@@ -166,16 +166,16 @@ def the_cleaner_goes_by_offset_where_a_view_does_not(patch: pytest.MonkeyPatch) 
 
 def a_clean_is_taken_for_the_receipt_of_an_erasure(patch: pytest.MonkeyPatch) -> None:
     """Earlier versions of a view, and files that were leased, still had the values."""
-    search = PartEraser._search
+    search = PartitionEraser._search
 
     async def trust(
-        self: PartEraser, request: KeySearch, progress: PartProgress
+        self: PartitionEraser, request: KeySearch, progress: PartitionProgress
     ) -> KeySearchResult:
         is_cleaned = progress.cleans > 0
         result = await search(self, request, progress)
         return replace(result, found=()) if is_cleaned else result
 
-    patch.setattr(PartEraser, "_search", trust)
+    patch.setattr(PartitionEraser, "_search", trust)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def make_routes(
         cleaning,
         services.directory_threads,
         pause=pool.control.paused,
-        write_checkpoints=services.log_starts.write,
+        write_checkpoints=services.checkpoint_writer.write,
         view_horizon=services.views.horizon_of,
     )
     transfers = Transfers(services.env, services.directory_threads, leases)

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from broker.erasure.forecast import Obstacle, PartWork, Risk, forecast, work_left
+from broker.erasure.forecast import Obstacle, PartitionWork, Risk, forecast, work_left
 
 NOW_MS = 1_000_000
 
 
-def part(seconds: float, deadline: float, **changes: Any) -> PartWork:
+def part(seconds: float, deadline: float, **changes: Any) -> PartitionWork:
     """Work of some seconds, with a deadline some seconds from now."""
-    return PartWork(
+    return PartitionWork(
         deadline_ms=int(NOW_MS + 1000 * deadline),
         read_bytes=int(seconds * 100),
         write_bytes=0,
@@ -19,7 +19,7 @@ def part(seconds: float, deadline: float, **changes: Any) -> PartWork:
     )
 
 
-def expected(*parts: PartWork) -> list[tuple[float | None, Risk | None]]:
+def expected(*parts: PartitionWork) -> list[tuple[float | None, Risk | None]]:
     """The seconds from now until each is done, and its risk."""
     return [
         (None if each.expected_ms is None else (each.expected_ms - NOW_MS) / 1000, each.risk)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.erasure.model import Erasure, ErasureState, PartErasure
+from broker.erasure.model import Erasure, ErasureState, PartitionErasure
 from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, FILE_NAME, MAGIC, VERSION, ErasureStore
 from broker.event_loop.directory_threads import DirectoryThreads
 from storage.env import write_file
@@ -21,12 +21,14 @@ OPEN = Erasure(
     requested_by="User:ada",
     requested_ms=1,
     deadline_ms=2,
-    parts=(PartErasure(0, end_offset=7),),
+    parts=(PartitionErasure(0, end_offset=7),),
 )
 
 
 def ended(number: int, parts: int = 1) -> Erasure:
-    erasure = replace(OPEN, erasure_id=str(number), parts=tuple(map(PartErasure, range(parts))))
+    erasure = replace(
+        OPEN, erasure_id=str(number), parts=tuple(map(PartitionErasure, range(parts)))
+    )
     return erasure.ended(ErasureState.CANCELLED, now_ms=number)
 
 

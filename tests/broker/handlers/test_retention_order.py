@@ -13,9 +13,9 @@ import pytest
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics import log_maintenance as maintenance_module
+from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import ClockWatch
 from broker.topics.log_maintenance import LogMaintenance, Periods
-from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.cluster_metadata import TopicEntry
 from storage.errors import LogDirectoryError, NoRoomError
@@ -70,7 +70,7 @@ def log_maintenance(
         env,
         manager,
         lambda: [partition],
-        LogStarts(manager.table, threads, fail),
+        CheckpointWriter(manager.table, threads, fail),
         threads,
         fail_directory=fail,
         periods=Periods(retention=300, checkpoint=60),

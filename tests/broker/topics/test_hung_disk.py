@@ -204,7 +204,7 @@ async def test_a_hung_disk_stops_no_maintenance_of_another(env: HungEnv) -> None
     async with broker_on_two_disks(env) as broker:
         hung, good = await partitions_of(broker)
         env.hung = ONE
-        writing = asyncio.create_task(broker.log_starts.write(hung.log.log_directory))
+        writing = asyncio.create_task(broker.checkpoint_writer.write(hung.log.log_directory))
         await until(lambda: broker.directory_threads._begun[ONE] != [])
         for partition in (hung, good):
             append(partition, env.wall_ms())

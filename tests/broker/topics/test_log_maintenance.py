@@ -13,9 +13,9 @@ from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.logging import RateLimitedLogger
 from broker.topics import log_maintenance as log_maintenance_module
+from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import ClockWatch
 from broker.topics.log_maintenance import LogMaintenance, Periods
-from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.format.producer_state import ProducerStates
@@ -38,7 +38,7 @@ def maintenance(
         env,
         manager,
         partitions,
-        LogStarts(manager.table, threads, lambda error: None),
+        CheckpointWriter(manager.table, threads, lambda error: None),
         threads,
         fail_directory=lambda error: None,
         periods=Periods(retention=300, checkpoint=2),

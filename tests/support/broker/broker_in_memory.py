@@ -35,7 +35,7 @@ def log_repair_of(env: MemoryEnv, broker: Broker) -> LogRepair:
         broker.cleaning,
         broker.directory_threads,
         pause=broker.pool.control.paused,
-        write_checkpoints=broker.log_starts.write,
+        write_checkpoints=broker.checkpoint_writer.write,
         view_horizon=broker.views.horizon_of,
     )
 

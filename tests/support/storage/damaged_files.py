@@ -16,7 +16,7 @@ from typing import Any, Final
 from crc32c import crc32c
 from structlog.testing import capture_logs
 
-from broker.erasure.model import Erasure, PartErasure
+from broker.erasure.model import Erasure, PartitionErasure
 from broker.erasure.store import FILE_NAME as ERASURES_NAME
 from broker.erasure.store import ErasureStore
 from broker.event_loop.directory_threads import DirectoryThreads
@@ -413,7 +413,9 @@ def _erasure_store(env: MemoryEnv) -> ErasureStore:
 
 def _erasures_part() -> Part:
     path = f"{HOME}/{ERASURES_NAME}"
-    erasure = Erasure("1", "t", TOPIC_ID, "0" * 32, b"key", "User:ada", 1, 2, (PartErasure(0),))
+    erasure = Erasure(
+        "1", "t", TOPIC_ID, "0" * 32, b"key", "User:ada", 1, 2, (PartitionErasure(0),)
+    )
     env = MemoryEnv(seed=1)
     env.mkdir(HOME)
     asyncio.run(_erasure_store(env).add(erasure))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.erasure.erasures import ErasureRefusedError, Erasures
-from broker.erasure.model import Erasure, PartErasure
+from broker.erasure.model import Erasure, PartitionErasure
 from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json
 from broker.http.api.partitions import find_topic
@@ -170,7 +170,7 @@ class ErasuresApi:
         }
         return await encode_rows("partitions", rows, fields, turns)
 
-    def _part_json(self, erasure: Erasure, part: PartErasure) -> Json:
+    def _part_json(self, erasure: Erasure, part: PartitionErasure) -> Json:
         progress = self._erasures.progress_of(erasure, part)
         is_open = erasure.is_open and not part.is_done
         reason = None if progress is None else progress.reason

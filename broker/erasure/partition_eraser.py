@@ -11,7 +11,7 @@ Rules
   replaced version of the view move to the present one, however slow they are. The files are
   looked at until one has changed and no requested clean is under way; then all are searched again.
 - After an erasure has ended, a running step writes no tombstone and requests no clean.
-- Nothing but a search takes long: `PartProgress` says when to look again at a part, and why.
+- Nothing but a search takes long: `PartitionProgress` says when to look again at a part, and why.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from broker.erasure.forecast import Obstacle, PartWork, work_left
-from broker.erasure.model import PartErasure, PartReceipt
+from broker.erasure.forecast import Obstacle, PartitionWork, work_left
+from broker.erasure.model import PartitionErasure, PartitionReceipt
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import leases_path
 from broker.leases.leases import Leases
@@ -64,7 +64,7 @@ StartSearcher = Callable[[], AbstractAsyncContextManager[KeySearcher]]
 
 
 @dataclass(slots=True)
-class PartProgress:
+class PartitionProgress:
     """How far an open part is. `next_at` is in seconds of the event loop's clock."""
 
     requested_by: str = ""  # the principal, whose cleans have a share of the starts
@@ -90,7 +90,7 @@ class PartProgress:
         self.next_at = asyncio.get_running_loop().time() + seconds
 
 
-class PartEraser:
+class PartitionEraser:
     """Carries out the steps of parts."""
 
     def __init__(
@@ -130,13 +130,13 @@ class PartEraser:
             finally:
                 self._searcher = None
 
-    def forget(self, partition: TopicPartition, progress: PartProgress) -> None:
+    def forget(self, partition: TopicPartition, progress: PartitionProgress) -> None:
         """Rewrite nothing more for an erasure that has ended."""
         if progress.request is not None:
             self._pool.scanner.requests.cancel_erasure(partition, progress.request)
 
     async def look_at(
-        self, where: TopicPartition, part: PartErasure, progress: PartProgress
+        self, where: TopicPartition, part: PartitionErasure, progress: PartitionProgress
     ) -> bool:
         """Ask for what the part needs next; return whether its files have to be searched before.
 
@@ -156,8 +156,8 @@ class PartEraser:
         return not is_unchanged
 
     async def search(
-        self, where: TopicPartition, key: bytes, part: PartErasure, progress: PartProgress
-    ) -> PartErasure:
+        self, where: TopicPartition, key: bytes, part: PartitionErasure, progress: PartitionProgress
+    ) -> PartitionErasure:
         """Search the files, and go on; return the part as it is to be stored.
 
         Raises StorageError, OSError, JobFailedError, CleanAbortedError.
@@ -167,7 +167,7 @@ class PartEraser:
             return part
         return await self._search_and_advance(served, key, part, progress)
 
-    def _served(self, where: TopicPartition, progress: PartProgress) -> Partition | None:
+    def _served(self, where: TopicPartition, progress: PartitionProgress) -> Partition | None:
         """Return the partition; None, and note the reason, if it is offline."""
         served = self._topics.partition(where)
         if served is None:
@@ -177,8 +177,8 @@ class PartEraser:
         return served
 
     async def _search_and_advance(
-        self, served: Partition, key: bytes, part: PartErasure, progress: PartProgress
-    ) -> PartErasure:
+        self, served: Partition, key: bytes, part: PartitionErasure, progress: PartitionProgress
+    ) -> PartitionErasure:
         end = part.end_offset
         if end is None:
             end = served.log.log_end_offset
@@ -213,7 +213,7 @@ class PartEraser:
                 return part
             at_ms = self._env.wall_ms()
             until_ms = at_ms + served.log.config.delete_retention_ms if result.tombstones else None
-            receipt = PartReceipt(
+            receipt = PartitionReceipt(
                 at_ms, result.files, result.bytes_read, result.tombstones, until_ms
             )
             return replace(part, end_offset=end, receipt=receipt)
@@ -226,7 +226,7 @@ class PartEraser:
 
     # Search -------------------------------------------------------------------------------
 
-    async def _search(self, search: KeySearch, progress: PartProgress) -> KeySearchResult:
+    async def _search(self, search: KeySearch, progress: PartitionProgress) -> KeySearchResult:
         def on_progress(_stage: str, done_bytes: int, total_bytes: int) -> None:
             progress.share = done_bytes / max(total_bytes, 1)
 
@@ -301,7 +301,9 @@ class PartEraser:
 
     # Those who own the files --------------------------------------------------------------
 
-    async def _advance(self, served: Partition, part: PartErasure, progress: PartProgress) -> None:
+    async def _advance(
+        self, served: Partition, part: PartitionErasure, progress: PartitionProgress
+    ) -> None:
         """Ask the owners of the files to remove what they have, and note what they wait for."""
         where, log, end = served.partition, served.log, part.end_offset
         assert end is not None
@@ -343,7 +345,7 @@ class PartEraser:
             return found
         return await self._threads.run(served.log.directory, lambda: tuple(map(look, found)))
 
-    def _compact_view(self, where: TopicPartition, progress: PartProgress) -> None:
+    def _compact_view(self, where: TopicPartition, progress: PartitionProgress) -> None:
         status, now = self._view_scheduler.status_of(where), asyncio.get_running_loop().time()
         is_running = status.state in ("waiting", "running")
         if not is_running and now - progress.view_begun_at >= VIEW_SECONDS:
@@ -356,7 +358,7 @@ class PartEraser:
         progress.wait(f"the compacted view still has the key: {why}", obstacle=Obstacle())
 
     def _clean(
-        self, where: TopicPartition, end: int, victims: tuple[int, ...], progress: PartProgress
+        self, where: TopicPartition, end: int, victims: tuple[int, ...], progress: PartitionProgress
     ) -> None:
         """Request a clean of these segments, unless something stands in the way."""
         leases = [
@@ -388,7 +390,7 @@ class PartEraser:
             reason = f"{count} values of the key. {reason}"
         progress.wait(reason, obstacle=_obstacle_of(explanation, is_requested=is_requested))
 
-    def _wait_for_others(self, directory: str, progress: PartProgress, delay_ms: int) -> None:
+    def _wait_for_others(self, directory: str, progress: PartitionProgress, delay_ms: int) -> None:
         """Wait for files that no clean of the log removes."""
         names = [file.state.path for file in progress.found]
         text = ", ".join(names[:NAMED_FILES]) + (", ..." if len(names) > NAMED_FILES else "")
@@ -399,8 +401,12 @@ class PartEraser:
         progress.wait(f"it waits until {text} is deleted", obstacle=Obstacle(until_ms))
 
     def work_of(
-        self, where: TopicPartition, part: PartErasure, deadline_ms: int, progress: PartProgress
-    ) -> PartWork:
+        self,
+        where: TopicPartition,
+        part: PartitionErasure,
+        deadline_ms: int,
+        progress: PartitionProgress,
+    ) -> PartitionWork:
         """Return what is left to do for a part."""
         served = self._topics.partition(where)
         log_bytes = 0 if served is None else served.log.segments.size_bytes
@@ -412,7 +418,7 @@ class PartEraser:
             share_searched=progress.share if progress.is_searching else 0.0,
         )
         read_rate, write_rate = self._pool.rates_of(where)
-        return PartWork(
+        return PartitionWork(
             deadline_ms, read_bytes, write_bytes, read_rate, write_rate, progress.obstacle
         )
 

@@ -97,7 +97,7 @@ async def test_no_deletion_counts_as_durable_once_its_directory_failed() -> None
             await partition.flush()
             partition.log.delete_records(2)
         env.fail_on(lambda op, path: op == "pwrite" and LOG_START_CHECKPOINT in path, errno.EIO)
-        make_durable = broker.log_starts.make_durable
+        make_durable = broker.checkpoint_writer.make_durable
         failed = await asyncio.gather(*(make_durable([partition]) for partition in partitions))
         assert failed == [{partition} for partition in partitions]
 
@@ -119,7 +119,7 @@ async def test_deletions_that_come_together_share_checkpoints(
         for offset in range(1, RECORDS + 1):
             for partition in partitions:
                 partition.log.delete_records(offset)
-        make_durable = broker.log_starts.make_durable
+        make_durable = broker.checkpoint_writer.make_durable
         assert not any(await asyncio.gather(*(make_durable(partitions) for _ in range(50))))
         assert 1 <= len(written) <= 2
         written.clear()

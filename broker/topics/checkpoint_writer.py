@@ -1,4 +1,4 @@
-"""Makes new log start offsets durable: records below them do not return after a crash.
+"""Writes the checkpoints, and makes new log start offsets durable before a caller relies on them.
 
 Rules
 - Callers raise the start in memory first. A start is durable when the log is flushed up to it and a
@@ -22,10 +22,10 @@ from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, Offli
 from storage.log.log import Log
 from storage.manager.partition_table import PartitionTable
 
-logger = structlog.get_logger("broker.log_starts")
+logger = structlog.get_logger("broker.checkpoint_writer")
 
 
-class LogStarts:
+class CheckpointWriter:
     """Flushes logs up to their start and writes checkpoints."""
 
     def __init__(
