@@ -44,7 +44,7 @@ class FlushTask:
     removals: int  # the number of segment removals that it covers
     segments: tuple[FlushedSegment, ...]
     history: int  # the number of truncations of the log when it was planned
-    give_up: Callable[[str, OSError], StorageError]  # stops all writing to the log or directory
+    fail_log: Callable[[str, OSError], StorageError]  # of LogState
 
     def run(self) -> None:
         """Sync; may run in any thread.
@@ -62,7 +62,7 @@ class FlushTask:
         except OSError as error:
             if is_out_of_descriptors(error):
                 raise NoRoomError(error, self.directory) from error
-            raise self.give_up("sync of", error) from error
+            raise self.fail_log("sync of", error) from error
 
 
 class LogFlusher:
@@ -151,7 +151,7 @@ class LogFlusher:
             removals=self._removals,
             segments=segments,
             history=self._history,
-            give_up=state.fail_log,
+            fail_log=state.fail_log,
         )
 
     def done(self, task: FlushTask) -> None:
