@@ -169,8 +169,9 @@ class LogState:
 
     def raise_high_watermark(self, offset: int) -> None:
         """Let readers see everything below `offset`."""
-        self.high_watermark = max(self.high_watermark, offset)
-        self.producers.note_high_watermark(self.high_watermark)
+        if offset > self.high_watermark:
+            self.high_watermark = offset
+            self.producers.note_high_watermark(offset)
 
     def end_of(self, segment: Segment) -> int:
         """Return the offset behind all possible offsets of the segment."""
