@@ -1,6 +1,6 @@
 """A worker process of the local engine: the parent's side and the worker's side.
 
-    python -P -m pipeline.engines.stage_process --fd N --life-fd M --nice N --registry MODULE
+    python -P -m pipeline.engines.stage_process --nice N --registry MODULE --fd N --life-fd M
 
 Rules
 - One socket carries tasks and results, one at a time: eight bytes of length, then a frame of at
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -59,28 +60,13 @@ class StageProcess:
         except OSError:
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
-        search = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [
-            *(
-                sys.executable,
-                "-P",
-                "-m",
-                "pipeline.engines.stage_process",
-                "--fd",
-                str(remote.fileno()),
-            ),
-            *("--life-fd", str(life_read), "--nice", str(nice), "--registry", registry),
+            *(sys.executable, "-P", "-m", "pipeline.engines.stage_process"),
+            *("--nice", str(nice), "--registry", registry),
         ]
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[remote.fileno(), life_read],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(search),
-                    SCRATCH_VARIABLE: self._scratch,
-                },
+            self._process = _start(
+                command, remote.fileno(), life_read, {SCRATCH_VARIABLE: self._scratch}
             )
         except OSError:
             sock.close()
@@ -139,6 +125,19 @@ class StageProcess:
         except subprocess.TimeoutExpired:
             return "closed its socket and did not exit"
         return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+
+def _start(
+    command: Sequence[str], fd: int, life_fd: int, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a worker with our environment and `variables`. Raises OSError."""
+    search = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [*command, f"--fd={fd}", f"--life-fd={life_fd}"],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[fd, life_fd],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search), **variables},
+    )
 
 
 def _send(sock: socket.socket, head: bytes, body: bytes) -> None:

@@ -16,6 +16,7 @@ from tests.pipeline.cluster import Cluster, can_blind, running_cluster
 from tests.pipeline.secured_broker import Secured, running_secured
 from tests.support.draws import cases
 from tests.support.peers.java_programs import QUICK_JVM
+from tests.support.processes.forked_worker import ForkedStages
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -103,6 +104,15 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A daemon that demands TLS, users and https."""
     with running_secured(tmp_path_factory.mktemp("secured"), BROKER_SETTINGS) as running:
         yield running
+
+
+@pytest.fixture
+def forked_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the local engine's workers from this process; test_engines.py starts them for real."""
+    from cleaner.engine.kernels import warm_up
+
+    warm_up()
+    monkeypatch.setattr("pipeline.engines.stage_process._start", ForkedStages)
 
 
 @pytest.fixture

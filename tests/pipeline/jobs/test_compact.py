@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from config import exit_codes
+from pipeline.cli import pipeline
 from tests.pipeline.cluster import (
     EXECUTOR_SETTINGS,
     OTHER_USER,
@@ -79,19 +81,21 @@ def compact(broker: VarveBroker, topic: str, *options: str) -> "subprocess.Popen
     )
 
 
-def adopt(broker: VarveBroker, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-P", "-m", "pipeline", "adopt", *arguments]
-    return subprocess.run(
-        [*command, "--http", f"127.0.0.1:{broker.http_port}"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=RUN_SECONDS,
-    )
+def run_here(broker: VarveBroker, *arguments: str) -> Result:
+    """Run a command of the pipeline in this process."""
+    return CliRunner().invoke(pipeline, [*arguments, "--http", f"127.0.0.1:{broker.http_port}"])
 
 
 def compacted(broker: VarveBroker, topic: str, *options: str) -> dict[str, Any]:
-    """A run that has to go well, and say nothing but its result."""
+    """A run in this process that has to go well, and say nothing but its result."""
+    done = run_here(broker, "compact", topic, "--json", *options)
+    assert (done.exit_code, done.stderr) == (exit_codes.DONE, ""), done.output
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def compacted_by_program(broker: VarveBroker, topic: str, *options: str) -> dict[str, Any]:
+    """A run in a process of its own that has to go well, and say nothing but its result."""
     process = compact(broker, topic, *options)
     output, errors = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode, errors) == (exit_codes.DONE, ""), output
@@ -122,6 +126,7 @@ def states(broker: VarveBroker, topic: str) -> list[str]:
     ][: cases(few=2, many=3)],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("forked_stages")
 def test_a_topic_is_compacted_by_processes(
     broker: VarveBroker, topic: str, options: tuple[str, ...]
 ) -> None:
@@ -141,7 +146,7 @@ def test_a_dry_run_tells_what_a_run_comes_to_and_changes_nothing(
 ) -> None:
     last = made_topic(broker, topic)
     before = read_all(broker, topic)
-    answer = compacted(broker, topic, "--dry-run", "--processes", "2")
+    answer = compacted_by_program(broker, topic, "--dry-run", "--processes", "2")
     assert [item["outcome"] for item in answer["partitions"]] == ["would"] * 2
     assert sum(item["keys"] for item in answer["partitions"]) == len(last)
     for partition in answer["partitions"]:
@@ -150,6 +155,7 @@ def test_a_dry_run_tells_what_a_run_comes_to_and_changes_nothing(
     assert states(broker, topic) == ["abandoned"]
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None:
     last = made_topic(broker, topic)
     before = read_all(broker, topic)
@@ -157,24 +163,24 @@ def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None
     assert [partition["outcome"] for partition in answer["partitions"]] == ["handed back"] * 2
     assert read_all(broker, topic) == before
     for _ in range(2):  # a repeated request has the same response
-        done = adopt(broker, answer["compaction_id"])
-        assert done.returncode == exit_codes.DONE, done.stderr
+        done = run_here(broker, "adopt", answer["compaction_id"])
+        assert done.exit_code == exit_codes.DONE, done.stderr
         assert ": compacted" in done.stdout
-    assert adopt(broker, "no-such-run").returncode == exit_codes.STALE
+    assert run_here(broker, "adopt", "no-such-run").exit_code == exit_codes.STALE
     assert sorted(read_all(broker, topic)) == sorted(last.items())
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_a_topic_that_is_leased_is_refused_and_can_be_tried_again(
     broker: VarveBroker, topic: str
 ) -> None:
     made_topic(broker, topic)
     answer = compacted(broker, topic, "--no-adopt", "--processes", "1")
-    process = compact(broker, topic, "--processes", "1")
-    output, errors = process.communicate(timeout=RUN_SECONDS)
-    assert (process.returncode, output) == (exit_codes.STALE, "")
-    assert len(errors.splitlines()) == 1
-    done = adopt(broker, answer["compaction_id"], "--abandon")
-    assert done.returncode == 0, done.stderr
+    refused = run_here(broker, "compact", topic, "--json", "--processes", "1")
+    assert (refused.exit_code, refused.stdout) == (exit_codes.STALE, "")
+    assert len(refused.stderr.splitlines()) == 1
+    done = run_here(broker, "adopt", answer["compaction_id"], "--abandon")
+    assert done.exit_code == 0, done.stderr
     assert compacted(broker, topic, "--processes", "1")["partitions"][0]["outcome"] == "adopted"
 
 
@@ -199,6 +205,7 @@ def test_an_interrupted_run_is_given_up(
     assert read_all(broker, topic) == before
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_an_empty_topic_has_nothing_to_compact(broker: VarveBroker, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     new = NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)
@@ -212,7 +219,7 @@ def test_an_empty_topic_has_nothing_to_compact(broker: VarveBroker, topic: str) 
 @pytest.mark.spark
 def test_a_topic_is_compacted_on_spark(broker: VarveBroker, topic: str) -> None:
     last = made_topic(broker, topic)
-    answer = compacted(broker, topic, *SPARK, "--master", "local[2]")
+    answer = compacted_by_program(broker, topic, *SPARK, "--master", "local[2]")
     assert (answer["engine"], answer["transport"]) == ("spark", "disk")
     assert_compacted(broker, topic, last, answer)
 
@@ -232,7 +239,7 @@ def test_a_cluster_that_shares_the_disk_works_on_it(
     broker: VarveBroker, topic: str, cluster: Cluster
 ) -> None:
     last = made_topic(broker, topic)
-    answer = compacted(broker, topic, *on_cluster(cluster), "--transport", "disk")
+    answer = compacted_by_program(broker, topic, *on_cluster(cluster), "--transport", "disk")
     assert answer["transport"] == "disk"
     assert_compacted(broker, topic, last, answer)
 
@@ -254,6 +261,6 @@ def test_a_cluster_that_cannot_read_the_disk_goes_by_http(
         assert by_disk.returncode == exit_codes.FAILED
         assert "Permission denied" in errors  # they really cannot
         small = ("--task-memory", "1KiB", "--task-size", "1MiB")
-        answer = compacted(broker, topic, *on_cluster(cluster), *small)
+        answer = compacted_by_program(broker, topic, *on_cluster(cluster), *small)
         assert answer["transport"] == "http"
         assert_compacted(broker, topic, last, answer)

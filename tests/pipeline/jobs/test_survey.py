@@ -3,8 +3,6 @@
 import json
 import random
 import re
-import subprocess
-import sys
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,8 +41,6 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -280,16 +276,13 @@ def addressed(broker: VarveBroker, *arguments: str) -> tuple[str, ...]:
     return *arguments, "--http", http, "--bootstrap", broker.bootstrap, "--processes", "1"
 
 
+@pytest.mark.usefixtures("forked_stages")
 def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path: Path) -> None:
     make_topic(broker, topic)
     write(broker, topic, [(b"%d" % (n % 7), b"v") for n in range(2000)])
     files = ("--html", str(tmp_path / "r.html"), "--out", str(tmp_path / "s.parquet"))
-    program = (sys.executable, "-P", "-m", "pipeline", "survey")
-    done = subprocess.run(
-        [*program, *addressed(broker, topic, "--json", *files)],
-        capture_output=True, text=True, cwd=ROOT, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (exit_codes.DONE, "")
+    done = CliRunner().invoke(command, addressed(broker, topic, "--json", *files))
+    assert (done.exit_code, done.stderr) == (exit_codes.DONE, "")
     (document,) = json.loads(done.stdout)["topics"]
     assert document["totals"]["records"] == 2000
     assert document["totals"]["live"] == 7

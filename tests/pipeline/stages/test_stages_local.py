@@ -20,8 +20,10 @@ from tests.support.stages import assert_same, out_of, source_of
 WHOLE = Limits(memory_bytes=1 << 20, parallelism=2)
 IN_SHARDS = Limits(memory_bytes=1 << 20, task_bytes=2000, parallelism=2, shards=3)
 
+pytestmark = pytest.mark.usefixtures("forked_stages")
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture
 def engine() -> Iterator[LocalEngine]:
     with LocalEngine(2) as made:
         yield made
