@@ -38,6 +38,7 @@ def test_an_answer_that_breaks_off_is_told(page: Page, broker: VarveBroker) -> N
     expect(page.get_by_role("alert")).to_contain_text("The answer of the broker broke off")
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_a_broker_that_hangs_is_told(page: Page, broker: VarveBroker) -> None:
     page.clock.install()
     page.route("**/api/v1/topics?*", lambda _route: None)
@@ -105,6 +106,7 @@ def test_an_open_question_does_not_become_another_one(page: Page, broker: VarveB
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_a_form_says_that_another_operator_has_changed_the_setting(
     page: Page, broker: VarveBroker
 ) -> None:
@@ -189,6 +191,7 @@ def test_the_page_of_a_partition_whose_topic_is_deleted_keeps_its_last_state(
     expect(page.locator(".strata canvas")).to_be_visible()
 
 
+@pytest.mark.usefixtures("own_tab")
 @pytest.mark.parametrize("tab", ["", "/settings", "/messages"])
 def test_the_pages_of_a_deleted_topic_have_no_live_controls(
     page: Page, broker: VarveBroker, passing: str, tab: str

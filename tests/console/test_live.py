@@ -30,6 +30,7 @@ def resumed(broker: VarveBroker) -> Iterator[None]:
     send(broker, "resume")
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_a_change_is_shown_before_the_page_would_have_polled(
     page: Page, broker: VarveBroker
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_page_follows_its_stream(page: Page, broker: VarveBroker, path: str, s
     assert response.value.status == 200
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_a_page_that_hears_of_changes_all_the_time_asks_no_more_often_than_it_would_poll(
     page: Page, broker: VarveBroker
 ) -> None:
@@ -115,6 +117,7 @@ def test_without_a_stream_the_page_polls(page: Page, broker: VarveBroker) -> Non
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_times_age_while_the_stream_says_nothing(page: Page, broker: VarveBroker) -> None:
     page.clock.install()
     with page.expect_response("**/events"):

@@ -133,6 +133,7 @@ def test_the_way_from_the_overview_to_the_strata_of_a_partition(
     expect(picture).to_have_attribute("aria-label", re.compile("segments, .* dirty"))
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_a_link_that_is_followed_before_the_first_frame_opens_its_page(
     page: Page, broker: VarveBroker
 ) -> None:
@@ -309,6 +310,7 @@ def row_of(page: Page, setting: str) -> Locator:
     return page.get_by_role("listitem").filter(has=heading)
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_two_people_who_edit_a_setting_learn_of_each_other(page: Page, broker: VarveBroker) -> None:
     open_page(page, broker, "topics/clicks/settings")
     page.clock.install()  # the page asks no more by itself
@@ -563,6 +565,7 @@ def test_a_page_without_permission_says_so(page: Page, broker: VarveBroker) -> N
     expect(page.get_by_role("alert")).to_contain_text(reason)
 
 
+@pytest.mark.usefixtures("own_tab")
 def test_a_tab_that_nobody_uses_asks_less_often(page: Page, broker: VarveBroker) -> None:
     page.add_init_script(
         """window.polls = 0;
