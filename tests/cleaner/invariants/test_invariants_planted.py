@@ -171,8 +171,8 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 SEEDS = {
     "last batches of producers go": 0,
     "the checkpoint is too far": 5,
-    "a truncation keeps the generation": 15,
-    "what a job went by is not flushed": 4,
+    "a truncation keeps the generation": 25,
+    "what a job went by is not flushed": 21,
 }
 
 
