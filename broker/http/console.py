@@ -11,8 +11,9 @@ Rules
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -62,15 +63,21 @@ class StaticFile:
         return response
 
 
+@cache
+def _paths_below(folder: Path) -> Mapping[str, Path]:
+    """Return the files of a folder that the console serves, by their paths in it."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in folder.rglob("*")
+        if path.suffix in CONTENT_TYPES
+    }
+
+
 class Console:
     """Serves the files of a folder."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        self._paths = {
-            path.relative_to(folder).as_posix(): path
-            for path in folder.rglob("*")
-            if path.suffix in CONTENT_TYPES
-        }
+        self._paths = _paths_below(folder)
         self._files: dict[str, StaticFile] = {}
 
     def routes(self) -> Iterator[web.RouteDef]:

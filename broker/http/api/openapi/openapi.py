@@ -1,6 +1,7 @@
 """The OpenAPI document of the API, kept by hand; a test compares its paths with the routes."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Final
 
 from aiohttp import web
@@ -258,6 +259,7 @@ def _put(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+@cache
 def document(version: str) -> dict[str, Any]:
     """Return the document, for a version of the program."""
     partition = "/api/v1/cleaner/partitions/{topic}/{partition}"
