@@ -78,8 +78,8 @@ class Tab:
 
     def reset(self) -> None:
         """Leave the page, and what a test may have changed."""
+        self.page.unroute_all(behavior="ignoreErrors")  # of answers to a page that is left
         self.page.goto("about:blank")
-        self.page.unroute_all()
         self.page.set_viewport_size(VIEWPORT)
         self.page.emulate_media(color_scheme="light")
         self.page.mouse.move(0, 0)
