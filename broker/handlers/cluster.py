@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Final
 
@@ -389,12 +390,19 @@ async def describe_log_dirs(
             for index in topic.partitions:
                 await turns.take()
                 requested.add((topic.topic, index))
-    by_directory: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
-    for partition in services.topics.partitions():
+    views = [tuple(view.partitions.values()) for view in services.views]
+    by_directory: dict[str, dict[str, list[DescribeLogDirsResponsePartition]]]
+    by_directory = defaultdict(lambda: defaultdict(list))
+    replicas: Iterable[Partition | ViewPartition] = chain(services.topics.partitions(), *views)
+    for partition in replicas:
         await turns.take()
         if requested is None or partition.partition in requested:
             path = os.path.dirname(partition.log.directory)
-            by_directory[path][partition.partition.topic].append(partition)
+            replica = DescribeLogDirsResponsePartition(
+                partition_index=partition.partition.partition,
+                partition_size=_size_of(partition),
+            )
+            by_directory[path][partition.partition.topic].append(replica)
     results = []
     for directory in services.manager.table.directories:
         if not directory.is_online:
@@ -407,9 +415,10 @@ async def describe_log_dirs(
         path, run = directory.path, services.directory_threads.run
         total = await run(path, partial(services.env.total_bytes, path))
         free = await run(path, partial(services.env.free_bytes, path))
-        topics = []
-        for name, partitions in by_directory[directory.path].items():
-            topics.append(await _log_dir_topic(name, partitions, turns))
+        topics = [
+            DescribeLogDirsResponseTopic(name=name, partitions=rows)
+            for name, rows in by_directory[path].items()
+        ]
         topics += [
             _moving_replica(copy)
             for copy in services.moves.copies_in(directory.path)
@@ -426,6 +435,13 @@ async def describe_log_dirs(
     return DescribeLogDirsResponse(results=results)
 
 
+def _size_of(partition: Partition | ViewPartition) -> int:
+    """Return the bytes of a log, or of the files of a view."""
+    if isinstance(partition, ViewPartition):
+        return partition.log.size_bytes
+    return partition.log.segments.size_bytes
+
+
 def _moving_replica(copy: ReplicaCopy) -> DescribeLogDirsResponseTopic:
     """Describe a replica that is being moved to a directory (Kafka's future replica)."""
     partition = DescribeLogDirsResponsePartition(
@@ -435,18 +451,3 @@ def _moving_replica(copy: ReplicaCopy) -> DescribeLogDirsResponseTopic:
         is_future_key=True,
     )
     return DescribeLogDirsResponseTopic(name=copy.source.partition.topic, partitions=[partition])
-
-
-async def _log_dir_topic(
-    name: str, partitions: list[Partition], turns: Turns
-) -> DescribeLogDirsResponseTopic:
-    described = DescribeLogDirsResponseTopic(name=name)
-    for partition in partitions:
-        await turns.take()
-        described.partitions.append(
-            DescribeLogDirsResponsePartition(
-                partition_index=partition.partition.partition,
-                partition_size=partition.log.segments.size_bytes,
-            )
-        )
-    return described

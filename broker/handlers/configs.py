@@ -48,7 +48,13 @@ BROKER: Final = 4
 BROKER_LOGGER: Final = 8
 CLIENT_METRICS: Final = 16
 GROUP: Final = 32
-RESOURCE_TYPES: Final = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
+RESOURCE_NAMES: Final = {
+    TOPIC: "TOPIC",
+    BROKER: "BROKER",
+    BROKER_LOGGER: "BROKER_LOGGER",
+    CLIENT_METRICS: "CLIENT_METRICS",
+    GROUP: "GROUP",
+}
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 AlteredResource = IncrementalAlterConfigsRequestResource | AlterConfigsRequestResource
@@ -147,7 +153,7 @@ def _check_fixed(context: RequestContext, kind: int, name: str) -> None:
         raise TopicError(
             ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty"
         )
-    if kind not in RESOURCE_TYPES:
+    if kind not in RESOURCE_NAMES:
         raise _unknown_type(kind)
 
 
@@ -377,12 +383,12 @@ async def list_config_resources(
     Loggers, client metrics and groups have no settings of their own, so none of them is listed.
     Version 0 asks for client metrics alone.
     """
-    requested = set(body.resource_types) or set(RESOURCE_TYPES)
+    requested = set(body.resource_types) or set(RESOURCE_NAMES)
     if not context.may_cluster(Operation.DESCRIBE_CONFIGS):
         return ListConfigResourcesResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if header.api_version == 0:
         requested = {CLIENT_METRICS}
-    if not requested.issubset(RESOURCE_TYPES):
+    if not requested.issubset(RESOURCE_NAMES):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     services, turns = context.services, Turns()
     names: list[tuple[int, str]] = []

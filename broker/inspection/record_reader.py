@@ -20,7 +20,9 @@ from broker.topics.partition import Partition
 from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
+from storage.log.log_reader import LogReader
 from storage.segments.fetch_slice import FetchSlice
+from storage.view.view_log import ViewCursor
 
 STEP_BYTES: Final = 1 << 20
 PAGE_SECONDS: Final = 0.2
@@ -37,16 +39,26 @@ class RecordReader:
         self._index_loads = IndexLoads(threads)
 
     async def read_page(
-        self, partition: Partition, first_offset: int, request: ScanRequest, client: Hashable
+        self,
+        partition: Partition,
+        first_offset: int,
+        request: ScanRequest,
+        client: Hashable,
+        view: ViewCursor | None = None,
     ) -> RecordPage:
-        """Return the records from an offset on. Raises StorageError, OSError."""
-        page = RecordPage(max(first_offset, partition.log.log_start_offset))
+        """Return the records of a log, or of its view, from an offset on.
+
+        Raises StorageError, OSError.
+        """
+        start_offset = 0 if view is not None else partition.log.log_start_offset
+        page = RecordPage(max(first_offset, start_offset))
         deadline = float("inf")
         scan = Scan(page, request, lambda: self._clock() >= deadline)
 
         def read(in_place: bool) -> tuple[FetchSlice, list[TxnIndexEntry]]:
-            log = partition.log  # another one after a move to another data directory
-            return _read(log, page.next_offset, request.end_offset, in_place=in_place)
+            # The log is another one after a move to another data directory.
+            reader = partition.log.reader if view is None else view
+            return _read(reader, page.next_offset, request.end_offset, in_place=in_place)
 
         while page.next_offset < request.end_offset and not page.is_full(request):
             try:
@@ -78,12 +90,12 @@ class RecordReader:
 
 
 def _read(
-    log: Log, offset: int, end_offset: int, *, in_place: bool
+    reader: LogReader | ViewCursor, offset: int, end_offset: int, *, in_place: bool
 ) -> tuple[FetchSlice, list[TxnIndexEntry]]:
-    found = log.reader.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
+    found = reader.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
     if not found.length:
         return found, []
-    return found, log.reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
+    return found, reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
 
 def _step(scan: Scan, found: FetchSlice, entries: list[TxnIndexEntry]) -> None:

@@ -19,6 +19,7 @@ Rules for the topic's own cleaner (`limit_of`)
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -79,8 +80,9 @@ class ViewTopic:
 
     @property
     def layers(self) -> TopicLayers:
-        """Return the config of the topic."""
-        return self.base.layers
+        """Return the config of the topic, compacted: the view keeps what the topic drops."""
+        layers = self.base.layers
+        return replace(layers, dynamic={**layers.dynamic, "cleanup.policy": "compact"})
 
     @property
     def config(self) -> TopicConfig:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.classic.model import Live
 from broker.groups.consumer.model import ConsumerGroup
+from broker.handlers.configs import RESOURCE_NAMES
 from broker.handlers.dispatch import Handler
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, PatternType, Permission, ResourceType
@@ -137,8 +138,8 @@ def _configs(request: Any, response: Any) -> Iterator[Change]:
             for config in resource.configs[:SETTINGS_MAX]
         }
         name = resource.resource_name or "(default)"
-        details = {"resource_type": resource.resource_type, "settings": settings}
-        yield Change(name, row.error_code, details)
+        kind = RESOURCE_NAMES.get(resource.resource_type, str(resource.resource_type))
+        yield Change(name, row.error_code, {"resource_type": kind, "settings": settings})
 
 
 def _created_acls(request: Any, response: Any) -> Iterator[Change]:

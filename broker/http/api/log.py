@@ -28,7 +28,7 @@ from broker.http.api.requests import (
     query_flags,
     query_parameters,
 )
-from broker.http.audited import client_of
+from broker.http.audited import client_of, note_no_change
 from broker.http.authentication import Allows
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, StorageError
@@ -86,6 +86,7 @@ class LogApi:
         )
 
     async def _verify(self, request: web.Request) -> web.Response:
+        note_no_change(request)  # it reads
         query = query_parameters(request, ("from_offset", "end_offset"))
         bounds = {key: parse_integer(text, key, 0, OFFSET_MAX) for key, text in query.items()}
         await query_flags(request)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from broker.http.api.requests import ApiError
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, Topics
+from broker.views.view_partition import ViewPartition
+from broker.views.views import Views
 from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
 
@@ -37,13 +39,26 @@ def served_partition(topics: Topics, name: TopicPartition) -> Partition:
     return partition_or_reason
 
 
+def readable_partition(
+    topics: Topics, views: Views, name: TopicPartition
+) -> Partition | ViewPartition:
+    """Return a served partition of a topic or of a compacted view; errors as above."""
+    view = None if name.topic in topics else views.get(name.topic)
+    if view is None:
+        return served_partition(topics, name)
+    served_partition(topics, TopicPartition(view.base.name, name.partition))
+    return view.partitions[name.partition]
+
+
 class LogFailures:
     """Answers requests that failed on the files of a log."""
 
     def __init__(self, fail_directory: Callable[[LogDirectoryError], None]) -> None:
         self._fail_directory = fail_directory
 
-    def refuse(self, partition: Partition, error: StorageError | OSError) -> ApiError:
+    def refuse(
+        self, partition: Partition | ViewPartition, error: StorageError | OSError
+    ) -> ApiError:
         """Return the answer; take the log directory offline if its device failed."""
         if isinstance(error, OSError) and not isinstance(error, StorageError):
             error = partition.log.failure(error)

@@ -162,6 +162,7 @@ def _kafka_routes(
     yield from GroupChanges(handlers, services.topics, services.allows).routes()
     yield from RecordsApi(
         services.topics,
+        services.views,
         handlers,
         services.record_reader,
         allows=services.allows,

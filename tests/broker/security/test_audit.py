@@ -97,6 +97,7 @@ async def test_values_of_secrets_are_masked() -> None:
         with capture_logs() as lines:
             await PrincipalClient(broker, "root").request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body)
     (failed,) = events(lines, "administrative change failed")
+    assert failed["resource_type"] == "TOPIC"
     assert set(failed["settings"]) == {"ssl.keystore.password", "sasl.jaas.config"}
     assert "s3cret" not in repr([line for line in lines if line.get("change")])
 
@@ -142,7 +143,11 @@ async def test_every_http_route_that_changes_something_leaves_one_event() -> Non
             for route in broker.http.server.application.router.routes()
             if route.resource is not None and route.method not in ("GET", "HEAD")
         ]
-        changes = [route for route in routes if route[1] not in {*TRANSFERS, RECORDS}]
+        changes = [
+            (method, path)
+            for method, path in routes
+            if path not in {*TRANSFERS, RECORDS} and not path.endswith("/verify")  # it reads
+        ]
         assert len(changes) > 12
         for method, path in changes:
             with capture_logs() as lines:

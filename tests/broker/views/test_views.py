@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, 
 from broker.topics.topics import TopicError
 from broker.views.compaction import ViewError
 from broker.views.views import view_id
+from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode, code_of
 from protocol.messages import (
@@ -29,6 +31,8 @@ from storage.errors import InvalidViewError
 from storage.format.batch import Record, build_batch
 from storage.view.ledger import view_path
 from storage.view.view_log import ViewCursor
+from tests.support.broker.broker_in_memory import kafka_request
+from tests.support.broker.http_client import ask
 from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
@@ -46,6 +50,44 @@ from tests.support.broker.views.view_worker import held_worker
 from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
+
+
+async def test_a_view_describes_itself_as_compacted_and_with_its_own_size() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"), (b"a", b"2"))
+        status = await broker.view_scheduler.compact(WHERE)
+        policy = m.DescribeConfigsRequestResource(
+            resource_type=2, resource_name=VIEW.topic, configuration_keys=["cleanup.policy"]
+        )
+        described = m.DescribeConfigsRequest(resources=[policy])
+        (result,) = (
+            await kafka_request(broker, ApiKey.DESCRIBE_CONFIGS, described, version=4)
+        ).results
+        dirs = m.DescribeLogDirsRequest(topics=None)
+        (directory,) = (
+            await kafka_request(broker, ApiKey.DESCRIBE_LOG_DIRS, dirs, version=4)
+        ).results
+        assert [row.value for row in result.configs] == ["compact"]
+        sizes = {topic.name: topic.partitions[0].partition_size for topic in directory.topics}
+        assert sizes[VIEW.topic] == status.ledger_bytes > 0
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        assert sizes[WHERE.topic] == partition.log.segments.size_bytes
+
+
+async def test_the_records_of_a_view_are_read_over_http() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", None))
+        await broker.view_scheduler.compact(WHERE)
+        await produce(broker, (b"c", b"1"))
+        path = f"/api/v1/topics/{VIEW.topic}/partitions/0/records"
+        answer = json.loads((await ask(broker, "GET", path)).text)
+        rows = [(row["offset"], row["key"], row["value"]) for row in answer["records"]]
+        assert rows == [(2, "a", "2"), (4, "c", "1")]
+        assert (answer["topic"], answer["done"]) == (VIEW.topic, True)
+        assert (await ask(broker, "GET", f"{path}?from=latest&limit=1")).status == 200
+        for unknown in (path.replace("partitions/0", "partitions/9"), path.replace("o", "n", 1)):
+            assert (await ask(broker, "GET", unknown)).status == 404
 
 
 async def test_a_view_gives_the_latest_values_and_then_the_log() -> None:

@@ -154,8 +154,11 @@ class CleanerApi:
                     worker=busy.get(topic_partition),
                 )
 
-        cursor = None if last is None else cursor_of(last.partition)
-        return await rows_response("partitions", rows(), {"next": cursor})
+        extra: Json = {"next": None if last is None else cursor_of(last.partition)}
+        if "topic" in query:
+            topic = find_topic(self._topics, query["topic"])
+            extra |= {"partition_count": topic.partition_count, "view": topic.config.has_view}
+        return await rows_response("partitions", rows(), extra)
 
     async def _partitions_after(
         self, after: TopicPartition | None, count: int, only: str | None

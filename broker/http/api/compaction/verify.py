@@ -20,7 +20,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import sender_of
+from broker.http.audited import note_no_change, sender_of
 from broker.topics.topics import Topics
 from cleaner.verification import LogCheck, SegmentCheck
 from storage.model import TopicPartition
@@ -51,6 +51,7 @@ class VerifyApi:
         return await self._response(partition)
 
     async def _begin(self, request: web.Request) -> web.Response:
+        note_no_change(request)  # it reads
         query_parameters(request, ())
         partition, sender = parse_partition(request), sender_of(request)
         await query_flags(request)

@@ -1,4 +1,4 @@
-"""/api/v1/topics/{topic}/partitions/{partition}/records: look at records, produce one.
+"""/api/v1/topics/{topic}/partitions/{partition}/records: look at records, also of a view; produce.
 
 A page has previews: keys and values are cut to 4 KiB. Records are data of strangers: the answer is
 JSON with every byte either valid UTF-8 or in base64, and nothing here interprets them.
@@ -14,7 +14,7 @@ from aiohttp import web
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position
-from broker.http.api.partitions import LogFailures, served_partition
+from broker.http.api.partitions import LogFailures, readable_partition
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
@@ -34,10 +34,14 @@ from broker.inspection.record_scan import Gap, RecordPreview, ScanRequest
 from broker.security.acls import Operation, ResourceType
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
+from broker.views.view_partition import ViewPartition
+from broker.views.views import Views
 from protocol import messages as m
 from protocol.api import ApiKey
 from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import Record, build_batch
+from storage.model import TopicPartition
+from storage.view.view_log import ViewCursor
 
 RECORDS: Final = "/api/v1/topics/{topic}/partitions/{partition}/records"
 ADMINISTRATIVE: Final = (("GET", RECORDS), ("POST", RECORDS))
@@ -54,6 +58,7 @@ class RecordsApi:
     def __init__(
         self,
         topics: Topics,
+        views: Views,
         handlers: KafkaHandlers,
         reader: RecordReader,
         *,
@@ -62,6 +67,7 @@ class RecordsApi:
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         self._topics = topics
+        self._views = views
         self._handlers = handlers
         self._reader = reader
         self._permissions = Permissions(allows)
@@ -79,14 +85,18 @@ class RecordsApi:
         position = parse_position(query.get("from", "earliest"), "from")
         key, name = _wanted_key(query), parse_partition(request)
         self._permissions.check(request, Operation.READ, ResourceType.TOPIC, name.topic)
-        partition = served_partition(self._topics, name)
+        partition = readable_partition(self._topics, self._views, name)
         log, client = partition.log, KafkaClient(self._handlers, request)
         end = log.last_stable_offset
         first = await self._first_offset(client, partition, position, limit)
         scan = ScanRequest(end, limit, key, log.config.varve_decompressed_batch_bytes)
         asker = client_of(request)
         try:
-            page = await self._reader.read_page(partition, first, scan, asker)
+            if isinstance(partition, ViewPartition):
+                base, cursor = partition.base, ViewCursor(partition.log)
+                page = await self._reader.read_page(base, first, scan, asker, cursor)
+            else:
+                page = await self._reader.read_page(partition, first, scan, asker)
         except (StorageError, OSError) as error:
             raise self._failures.refuse(partition, error) from error
         self._handlers.charge_read(sender_of(request).principal, page.scanned_bytes)
@@ -107,19 +117,22 @@ class RecordsApi:
         )
 
     async def _first_offset(
-        self, client: KafkaClient, partition: Partition, position: Position, limit: int
+        self,
+        client: KafkaClient,
+        partition: Partition | ViewPartition,
+        position: Position,
+        limit: int,
     ) -> int:
         """Return where a page begins; `latest` is `limit` offsets before the end."""
         log, at_time = partition.log, None
         start, end = log.log_start_offset, log.last_stable_offset
         if position.at_ms is not None:
-            at_time = await self._offset_at(client, partition, position.at_ms)
+            at_time = await self._offset_at(client, partition.partition, position.at_ms)
         elif position == Position():
             return max(start, end - limit)
         return position.within(start, end, at_time)
 
-    async def _offset_at(self, client: KafkaClient, partition: Partition, at_ms: int) -> int | None:
-        name = partition.partition
+    async def _offset_at(self, client: KafkaClient, name: TopicPartition, at_ms: int) -> int | None:
         row = m.ListOffsetsRequestPartition(
             partition_index=name.partition, current_leader_epoch=-1, timestamp=at_ms
         )

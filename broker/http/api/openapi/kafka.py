@@ -59,7 +59,7 @@ def _records() -> dict[str, Any]:
     text = {"type": ["string", "null"]}
     header = {"type": "object", "properties": dict.fromkeys(_FIELDS, text)}
     return get(
-        "Show a page of committed records, cut to 4 KiB. Needs READ on the topic.",
+        "Show a page of committed records of a topic or view, cut to 4 KiB. Needs READ on it.",
         [
             TOPIC,
             PARTITION,

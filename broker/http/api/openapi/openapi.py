@@ -355,7 +355,7 @@ def document(version: str) -> dict[str, Any]:
                 "Show workers, rates, totals, settings, and counts of partitions.", []
             ),
             "/api/v1/cleaner/partitions": get(
-                "List compacted partitions, or all of one topic, as of the last scan.",
+                "List compacted partitions, or all served ones of one topic, as of the last scan.",
                 [
                     query("topic", "string", "This topic only."),
                     query("after", "string", "`next` of the previous page."),
