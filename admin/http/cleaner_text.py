@@ -136,7 +136,7 @@ def _folded_lines(rows: Sequence[Json]) -> list[str]:
 
 def _table(rows: Sequence[Json]) -> list[str]:
     order = sorted(rows, key=_by_importance)
-    table = [("PARTITION", "STATE", "SIZE", "DIRTY", "WAITING", "RATIO", "BLOCKED BY")]
+    table = [("PARTITION", "STATE", "SIZE", "DIRTY", "NOT CLEANABLE", "RATIO", "BLOCKED BY")]
     for row in order[:ROWS_MAX]:
         ratio = row["dirty_ratio"]
         table.append(

@@ -11,7 +11,9 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
     """Return a table of views and, below it, errors and missed records."""
     if not rows:
         return ["No topic has a view (varve.view=compacted)."]
-    table = [("PARTITION", "STATE", "HORIZON", "LOG END", "RECORDS", "LEDGER", "BACKLOG", "MADE")]
+    table = [
+        ("PARTITION", "STATE", "HORIZON", "LAG", "TO COMPACT", "SIZE", "RECORDS", "COMPACTED"),
+    ]
     notes = []
     for row in rows:
         name = f"{row['topic']}-{row['partition']}"
@@ -20,10 +22,10 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
                 name,
                 state_text(row),
                 f"{row['horizon']:,}",
-                f"{row['log_end_offset']:,}",
-                f"{row['ledger_records']:,}",
-                about_size(row["ledger_bytes"]),
+                f"{row['log_end_offset'] - row['horizon']:,}",
                 about_size(row["backlog_bytes"]),
+                about_size(row["ledger_bytes"]),
+                f"{row['ledger_records']:,}",
                 _when(row["made_ms"]),
             )
         )
@@ -70,4 +72,4 @@ def compacted_text(row: Json) -> str:
 
 
 def _when(at_ms: int) -> str:
-    return "-" if at_ms < 0 else local_time(at_ms)
+    return "never" if at_ms < 0 else local_time(at_ms)

@@ -37,7 +37,7 @@ def view() -> None:
 @api_command
 @watched
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
-    """Show every view, or those of a topic: view horizon, size, bytes to compact.
+    """Show every view, or those of a topic: horizon, lag in offsets, bytes to compact, size.
 
     Consumers of a view read compacted records below its view horizon, and the log from there on.
     """

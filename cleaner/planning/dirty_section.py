@@ -45,7 +45,7 @@ class DirtySection(NamedTuple):
     deadline_ms: int | None  # wall time by which the oldest dirty batch has to be cleaned
     clean_below: int  # the correct checkpoint: no dirty byte and no damage below it
     ripe_ms: int | None = None  # if the minimum lag is the bound: when it ends
-    waiting_bytes: int = 0  # dirty but not cleanable yet, from the end offset on
+    waiting_bytes: int = 0  # not cleanable yet, from the end offset on
     active_bytes: int = 0  # of these, in the active segment
     oldest_ms: int | None = None  # first timestamp of all dirty batches
 

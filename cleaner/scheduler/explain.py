@@ -310,7 +310,7 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     state = f"has {about_size(active_bytes)}" if active_bytes else "is empty"
     text = f"The active segment, from offset {v['end_offset']} on, {state}"
     if blocks:
-        text = f"{text}, and nothing else is dirty"
+        text = f"{text}, and nothing is dirty"
     if not active_bytes:
         return f"{text}."
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
@@ -430,10 +430,10 @@ def _sizes(verdict: Verdict) -> str:
         return f"Nothing is dirty: {about_size(section.clean_bytes)} are clean."
     if not section.dirty_bytes:
         clean = f", {about_size(section.clean_bytes)} are clean" if section.clean_bytes else ""
-        return f"{about_size(section.waiting_bytes)} are dirty but cannot be cleaned yet{clean}."
+        return f"{about_size(section.waiting_bytes)} are not cleanable yet{clean}."
     waiting = ""
     if section.waiting_bytes:
-        waiting = f", {about_size(section.waiting_bytes)} more cannot be cleaned yet"
+        waiting = f", {about_size(section.waiting_bytes)} more are not cleanable yet"
     text = (
         f"{about_size(section.dirty_bytes)} in offsets {section.first_dirty_offset} to "
         f"{section.end_offset - 1} are dirty, {about_size(section.clean_bytes)} are clean{waiting}"

@@ -182,7 +182,7 @@ def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path
         assert result["live_bytes"] is None
         text = varve(broker, "explain", "customers", "0").stdout
         assert re.search(
-            r"KiB, and nothing else is dirty. It can be cleaned once it is rolled at 1.0 MiB or in "
+            r"KiB, and nothing is dirty. It can be cleaned once it is rolled at 1.0 MiB or in "
             r"(24.0|23.9) h",
             text,
         ), text

@@ -180,7 +180,10 @@ async def test_the_status_tells_how_far_a_run_is() -> None:
         assert (row.state, row.stage, row.round) == ("running", "rewrite", 1)
         assert (row.done_bytes, row.total_bytes) == (size + 5, size + 10)
         share = (size + 5) * 100 // (size + 10)
-        assert f"running {share}%" in view_lines([status_json(row)])[1]
+        head, line = view_lines([status_json(row)])
+        assert head.split("  ")[-1] == "COMPACTED"
+        assert f"running {share}%" in line
+        assert line.split()[4:7] == ["2", str(size), "B"], "it is two offsets behind"
         gate.let_go()
         await task
         row = broker.view_scheduler.status()[0]

@@ -105,7 +105,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH,
          "t-0 has nothing to clean now: only closed segments are cleaned.",
-         "from offset 0 on, has 100 B, and nothing else is dirty. It can be cleaned once it is "
+         "from offset 0 on, has 100 B, and nothing is dirty. It can be cleaned once it is "
          "rolled at 1.0 GiB."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
@@ -216,11 +216,11 @@ def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
     log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
     text = explained(log)
     assert any(
-        "has 2.2 MiB, and nothing else is dirty. It can be cleaned once it is rolled at 64.0 MiB "
+        "has 2.2 MiB, and nothing is dirty. It can be cleaned once it is rolled at 64.0 MiB "
         "or in 1.0 h" in item
         for item in text
     )
-    assert "2.2 MiB are dirty but cannot be cleaned yet." in text
+    assert "2.2 MiB are not cleanable yet." in text
     assert (
         text[-1] == "Next attempt: in 1.0 h, when its active segment is rolled because of its age."
     )
@@ -244,9 +244,9 @@ def test_the_roll_of_a_segment_promises_no_clean_before_the_minimum_lag_is_over(
     assert "Next attempt: in 2.0 s, when its active segment is rolled" in old[-1]
 
 
-def test_what_only_waits_is_dirty_and_what_is_clean_is_named_beside_it() -> None:
+def test_what_only_waits_is_not_called_dirty_and_what_is_clean_is_named_beside_it() -> None:
     log = facts([segment(0, 10), segment(10, 20, 50)], checkpoint=10)
-    assert "50 B are dirty but cannot be cleaned yet, 100 B are clean." in explained(log)
+    assert "50 B are not cleanable yet, 100 B are clean." in explained(log)
 
 
 def test_an_empty_partition_is_said_to_be_empty() -> None:
@@ -260,7 +260,7 @@ def test_the_expected_size_is_that_of_the_whole_log_and_unknown_before_the_first
     taught = replace(FRESH, observations=1, survivorship=0.25)
     (sizes,) = [item for item in explained(facts(even(4)), cleaner_state=taught) if "leave" in item]
     assert sizes.startswith(
-        "400 B in offsets 0 to 39 are dirty, 0 B are clean, 50 B more cannot be"
+        "400 B in offsets 0 to 39 are dirty, 0 B are clean, 50 B more are not cleanable yet"
     )
     assert sizes.endswith("; a clean would leave a log of about 150 B.")
 

@@ -29,7 +29,7 @@ function ViewTable({ rows, reload }) {
     { title: "Partition", className: "name", cell: place },
     { title: "State", className: "wide", cell: (row) => html`<${State} row=${row} />` },
     { title: "Horizon", className: "number", cell: (row) => number(row.horizon) },
-    { title: "Lag in offsets", className: "number", cell: (row) => number(row.log_end_offset - row.horizon) },
+    { title: "Lag", className: "number", cell: (row) => number(row.log_end_offset - row.horizon) },
     { title: "To compact", className: "number", cell: (row) => bytes(row.backlog_bytes) },
     { title: "Size", className: "number", cell: (row) => html`${bytes(row.ledger_bytes)}<small class="block">${plural(row.ledger_records, "record")}</small>` },
     { title: "Compacted", cell: (row) => (row.made_ms < 0 ? "never" : ago(row.made_ms)) },
