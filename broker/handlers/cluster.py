@@ -390,7 +390,7 @@ async def describe_log_dirs(
             for index in topic.partitions:
                 await turns.take()
                 requested.add((topic.topic, index))
-    views = [tuple(view.partitions.values()) for view in services.views]
+    views = [tuple(view.partitions.values()) async for view in turns.over(services.views)]
     by_directory: dict[str, dict[str, list[DescribeLogDirsResponsePartition]]]
     by_directory = defaultdict(lambda: defaultdict(list))
     replicas: Iterable[Partition | ViewPartition] = chain(services.topics.partitions(), *views)

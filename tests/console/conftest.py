@@ -42,6 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
             NewTopic("customers", 2, 1, config=CONFIG),
             NewTopic("clicks", 1, 1, config={"cleanup.policy": "delete"}),
             NewTopic("readings", 2, 1, config={"cleanup.policy": "delete"}),
+            NewTopic("clocks", 2, 1, config={"cleanup.policy": "delete"}),
             NewTopic("prices", 1, 1, config={"varve.view": "compacted"}),
         ]
         for future in admin.create_topics(new).values():

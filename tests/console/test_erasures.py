@@ -10,11 +10,13 @@ from tests.support.console import confirm, open_page, row_with
 from tests.support.varve import VarveBroker
 
 
-def request(page: Page, key: str, within_seconds: str) -> None:
+def request(page: Page, key: str, within_seconds: str, topic: str = "customers") -> None:
     page.get_by_role("button", name="Erase a key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Key").fill(key)
     dialog.get_by_label("Deadline").select_option(within_seconds)
+    expect(dialog.get_by_role("button", name="Erase a key")).to_be_disabled()
+    dialog.get_by_label("to confirm").fill(topic)
     confirm(page, "Erase a key")
 
 
@@ -58,5 +60,5 @@ def test_an_erasure_that_waits_says_why_and_is_cancelled(page: Page, broker: Var
 
 def test_a_topic_that_is_not_compacted_refuses(page: Page, broker: VarveBroker) -> None:
     open_page(page, broker, "topics/clicks/erasures")
-    request(page, "ada", "86400")
+    request(page, "ada", "86400", "clicks")
     expect(page.get_by_role("alert")).to_contain_text("clicks is not compacted")

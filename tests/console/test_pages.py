@@ -27,7 +27,9 @@ PAGES = (
     "topics/customers",
     "topics/customers/0",
     "topics/clicks/0",
+    "topics/customers/messages",
     "topics/customers/messages/0",
+    "topics/prices.compacted",
     "topics/customers/settings",
     "create-topic",
     "groups",
@@ -513,7 +515,8 @@ def test_a_change_is_found_in_the_audit_log(page: Page, broker: VarveBroker) -> 
     open_page(page, broker, "audit")
     page.get_by_label("Contains").fill("flush.ms")
     event = page.get_by_role("row").nth(1)
-    expect(event).to_contain_text("INCREMENTAL_ALTER_CONFIGS")
+    expect(event).to_contain_text("change settings")
+    expect(event).to_contain_text("resource_type: TOPIC")
     expect(event).to_contain_text("User:ANONYMOUS")
     expect(event).to_contain_text("777600000")
     page.get_by_label("Contains").fill("nobody did this")
@@ -626,13 +629,16 @@ def test_a_user_signs_in_with_a_password(page: Page, tmp_path: Path) -> None:
     secret.write_text("correct horse")
     sasl = {"users": {"ada": {"file": str(secret)}}, "failure_delay_ms": 10}
     with running_varve(tmp_path / "varve", {"http_users": True, "sasl": sasl}) as broker:
-        page.goto(f"{broker.url}/")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+        page.goto(f"{broker.url}/#/topics")
         page.get_by_role("button", name="Token").click()
+        assert asked.count("/api/v1/topics") == 1, "the first answer shows the form"
         page.get_by_role("button", name="User").click()
         page.get_by_label("User", exact=True).last.fill("ada")
         page.get_by_label("Password").fill("correct horse")
         page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        expect(page.get_by_role("heading", name="Topics")).to_be_visible()
 
 
 def test_a_failed_reload_of_the_settings_is_shown_until_one_succeeds(

@@ -127,8 +127,11 @@ def record(offset: int) -> dict[str, Any]:
 
 
 def test_only_partitions_that_are_served_can_be_chosen(page: Page, broker: VarveBroker) -> None:
-    rows = {"partitions": [{"partition": 1}, {"partition": 2}], "next": None}
+    served = [
+        {"partition": number, "log_start_offset": 0, "log_end_offset": 0} for number in (1, 2)
+    ]
+    rows = {"partitions": served, "partition_count": 4, "view": False, "next": None}
     page.route("**/cleaner/partitions?*", lambda route: route.fulfill(json=rows))
     open_page(page, broker, "topics/readings/messages/1")
     options = page.get_by_role("combobox", name="Partition").locator("option")
-    expect(options).to_have_text(["1", "2"])
+    expect(options).to_have_text(["all", "1", "2"])

@@ -43,11 +43,10 @@ def readable_partition(
     topics: Topics, views: Views, name: TopicPartition
 ) -> Partition | ViewPartition:
     """Return a served partition of a topic or of a compacted view; errors as above."""
-    view = None if name.topic in topics else views.get(name.topic)
-    if view is None:
+    view = views.find(name.topic, name.partition)
+    if name.topic in topics or not isinstance(view, ViewPartition):
         return served_partition(topics, name)
-    served_partition(topics, TopicPartition(view.base.name, name.partition))
-    return view.partitions[name.partition]
+    return view
 
 
 class LogFailures:
@@ -61,7 +60,8 @@ class LogFailures:
     ) -> ApiError:
         """Return the answer; take the log directory offline if its device failed."""
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            error = partition.log.failure(error)
+            base = partition.base if isinstance(partition, ViewPartition) else partition
+            error = base.log.failure(error)
         if isinstance(error, LogDirectoryError):
             self._fail_directory(error)
         return ApiError(409, f"{partition.partition}: {error}")

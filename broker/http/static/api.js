@@ -55,16 +55,17 @@ export function del(path) {
   return send("DELETE", path, "{}");
 }
 
-// Follows `next`: the rows of the first pages, and whether more follow. `path` has a query.
+// Follows `next`: the rows of the first pages, the last answer, and whether more follow. `path` has a query.
 export async function pages(path, key, count) {
   const rows = [];
+  let answer;
   let next = null;
   for (let page = 0; page < count && (page === 0 || next !== null); page += 1) {
-    const answer = await get(next === null ? path : `${path}&after=${encodeURIComponent(next)}`);
+    answer = await get(next === null ? path : `${path}&after=${encodeURIComponent(next)}`);
     rows.push(...answer[key]);
     next = answer.next;
   }
-  return { rows, hasMore: next !== null };
+  return { rows, answer, hasMore: next !== null };
 }
 
 // Yields when the stream of events at `path` begins, and whenever it says that something changed, until

@@ -16,7 +16,8 @@ import { PartitionPage } from "./pages/partition.js";
 import { SettingsPage } from "./pages/settings.js";
 import { TopicSettingsPage } from "./pages/topic_settings.js";
 import { TopicPage, TopicsPage } from "./pages/topics.js";
-import { ViewsPage } from "./pages/views.js";
+import { baseOf } from "./parts/partitions.js";
+import { ViewPage, ViewsPage } from "./pages/views.js";
 
 const PAGES = [
   { path: "", title: "Overview" },
@@ -70,12 +71,13 @@ function Page({ words }) {
   if (kind === "topics" && part === "settings") return html`<${TopicSettingsPage} key=${name} topic=${name} />`;
   if (kind === "topics" && part === "erasures") return html`<${ErasuresPage} key=${name} topic=${name} />`;
   if (kind === "topics" && part === "messages") {
-    const partition = isNumber(place) ? place : "0";
+    const partition = isNumber(place) ? Number(place) : null;
     return html`<${MessagesPage} key=${`${name}/${partition}`} topic=${name} partition=${partition} />`;
   }
   if (kind === "topics" && isNumber(part)) {
     return html`<${PartitionPage} key=${`${name}/${part}`} topic=${name} partition=${part} />`;
   }
+  if (kind === "topics" && name && baseOf(name) !== null) return html`<${ViewPage} key=${name} topic=${name} />`;
   if (kind === "topics" && name) return html`<${TopicPage} key=${name} topic=${name} />`;
   if (kind === "topics") return html`<${TopicsPage} />`;
   if (kind === "groups" && name) return html`<${GroupPage} key=${name} group=${name} />`;
@@ -134,10 +136,11 @@ function SignIn({ reason, onDone }) {
   </main>`;
 }
 
-// Whether the API asks for credentials, and the reason if it refused those of this tab.
+// Whether the API asks for credentials, and the reason if it refused those of this tab. It watches before the
+// page sends its first request.
 function useAccess() {
   const [access, setAccess] = useState({ isRefused: false, reason: null });
-  useEffect(() => watchRefusals((reason) => {
+  useLayoutEffect(() => watchRefusals((reason) => {
     if (reason !== null) signOut();
     setAccess((old) => (old.isRefused ? old : { isRefused: true, reason }));
   }), []);
@@ -175,7 +178,7 @@ function App() {
     </header>
     <main id="content" tabindex="-1"><${Drawn} place=${words.join("/")}><${Page} words=${words} /><//></main>
     <footer>
-      <a href="/api/v1/openapi.json">HTTP API</a>
+      <a href="/api/v1/openapi.json">OpenAPI</a>
       <a href="/metrics">Metrics</a>
       <a href="/readyz">Readiness</a>
     </footer>

@@ -23,7 +23,7 @@ export function ErasuresPage({ topic }) {
     <${Loaded} state=${state}>${({ erasures }) => html`
       <p>An erasure searches all files of this topic for a key, writes a tombstone if there is a value, and rewrites the
         segments that have one. The receipt follows when a last search finds none.</p>
-      <div class="tools"><${Request} path=${path} reload=${state.reload} /></div>
+      <div class="tools"><${Request} topic=${topic} path=${path} reload=${state.reload} /></div>
       ${erasures.length
         ? html`<${List} path=${path} rows=${[...erasures].reverse()} reload=${state.reload} />`
         : html`<${Empty} title="No key was erased">The last erasures of the broker, 1,000 at most, stay listed.<//>`}
@@ -31,7 +31,7 @@ export function ErasuresPage({ topic }) {
   <//>`;
 }
 
-function Request({ path, reload }) {
+function Request({ topic, path, reload }) {
   const [key, setKey] = useState("");
   const [within, setWithin] = useState("86400");
   const act = async () => {
@@ -39,7 +39,7 @@ function Request({ path, reload }) {
     setKey("");
     reload();
   };
-  return html`<${Action} label="Erase a key" kind="bad" act=${act}>
+  return html`<${Action} label="Erase a key" kind="bad" confirm=${topic} act=${act}>
     <label class="field">Key
       <input name="key" type="text" required autocomplete="off" spellcheck=${false} value=${key}
         onInput=${(event) => setKey(event.target.value)} />

@@ -7,7 +7,7 @@ import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, 
 import { onePerSecond, remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
 import { Survival } from "../parts/survival.js";
-import { policyTags } from "./topics.js";
+import { isCompacted, policyTags } from "./topics.js";
 
 const POLL_MS = 1500;
 const SEGMENTS_MAX = 20_000; // that the broker lists at once
@@ -53,12 +53,12 @@ function Partition({ topic, partition, model, isGone, isStale, reload }) {
         <ul class="sentences">${facts.sentences.map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
         <${Controls} topic=${topic} partition=${partition} facts=${facts} disabled=${isStale} reload=${reload} />
       </section>`}
-      <section key="cleans">
+      ${(isCompacted(facts) || facts.last_jobs?.length > 0) && html`<section key="cleans">
         <h2>Last cleans</h2>
         <${LastJobs} jobs=${facts.last_jobs || []} />
-      </section>
+      </section>`}
     </div>
-    ${!isGone && facts.cleanup_policy.includes("compact") && html`<section>
+    ${!isGone && isCompacted(facts) && html`<section>
       <h2>What the next clean costs</h2>
       <${Estimate} topic=${topic} partition=${partition} />
     </section>`}
@@ -119,8 +119,7 @@ function Controls({ topic, partition, facts, disabled, reload }) {
     setRefusal(action === "run" && answer.requested_offset === null ? refusalText(answer) : null);
     reload();
   };
-  const isCompacted = facts.cleanup_policy.includes("compact");
-  if (!isCompacted) return null;
+  if (!isCompacted(facts)) return null;
   return html`<div class="buttons">
     ${!facts.paused && html`<${Action} label="Clean now" kind="main" disabled=${disabled}
       question="The active segment is closed, and the partition is cleaned next, whatever its dirty ratio. What min.compaction.lag.ms or an open transaction protects stays as it is."

@@ -4,15 +4,17 @@ import { html, useState } from "../vendor/preact-htm.js";
 import { pages } from "../api.js";
 import { bytes, number, percent, plural } from "../format.js";
 import { List, More } from "../parts/list.js";
+import { viewOf } from "../parts/partitions.js";
 import { Bar, Empty, isMissing, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
 import { TopicSurvival } from "../parts/survival.js";
 
 const POLL_MS = 4000;
 const PAGE = 500;
 
-export function policyTags(policy, view) {
+// The words of the policy, and a link to the view if `topic` has one.
+export function policyTags(policy, topic = null) {
   return html`${policy.map((word) => html`<${Tag} key=${word} kind=${word}>${word}<//>`)}
-    ${view && html`<${Tag} kind="view">view<//>`}`;
+    ${topic !== null && html`<a class="tag view" href=${topicPath(viewOf(topic))} aria-label=${`View of ${topic}`}>view</a>`}`;
 }
 
 export function TopicsPage() {
@@ -36,7 +38,7 @@ export function TopicsPage() {
 function TopicTable({ rows }) {
   const columns = [
     { title: "Topic", className: "name", cell: (t) => html`<${TopicLink} topic=${t.name} />` },
-    { title: "Policy", cell: (t) => policyTags(t.cleanup_policy, t.view) },
+    { title: "Policy", cell: (t) => policyTags(t.cleanup_policy, t.view ? t.name : null) },
     { title: "Partitions", className: "number", cell: (t) => number(t.partitions) },
     { title: "Size", className: "number", cell: (t) => bytes(t.size_bytes) },
     { title: "Live", className: "number", cell: (t) => (isCompacted(t) ? live(t) : "") },
@@ -51,7 +53,7 @@ export function live(row) {
   return row.live_bytes === null ? html`<span class="small">not counted</span>` : bytes(row.live_bytes);
 }
 
-// The bytes that a clean would read, and those that cannot be cleaned yet.
+// The bytes that a clean would read, and those that are not cleanable yet.
 function dirty(row) {
   const rest = notCleanable(row);
   return html`${bytes(row.dirty_bytes || 0)} ${rest > 0 && html`<small class="block">+ ${bytes(rest)} not cleanable yet</small>`}`;
@@ -62,7 +64,7 @@ function notCleanable(row) {
   return Math.max(0, row.size_bytes - (row.clean_bytes || 0) - (row.dirty_bytes || 0));
 }
 
-function isCompacted(topic) {
+export function isCompacted(topic) {
   return topic.cleanup_policy.includes("compact");
 }
 
@@ -82,13 +84,15 @@ const TABS = [
   { name: "erasures", title: "Erasures", path: "/erasures" },
 ];
 
-// The head of the pages of one topic; `state` is that of the page's poll.
-export function TopicFrame({ topic, tab, state, children }) {
+// The head of the pages of one topic; `state` is that of the page's poll. The view of a topic, its `base`, has
+// no settings and no erasures of its own.
+export function TopicFrame({ topic, tab, state, base = null, children }) {
   const path = topicPath(topic);
-  return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
+  const tabs = base === null ? TABS : TABS.slice(0, 2);
+  return html`<p class="crumbs"><a href="#/topics">Topics</a>${base !== null && html` / <${TopicLink} topic=${base} />`}</p>
     <h1>${topic}</h1>
     ${!(state && isMissing(state)) && html`<nav class="tabs" aria-label="Topic">
-      ${TABS.map((each) => html`<a key=${each.name} href=${path + each.path}
+      ${tabs.map((each) => html`<a key=${each.name} href=${path + each.path}
         aria-current=${each.name === tab ? "page" : undefined}>${each.title}</a>`)}
     </nav>`}
     ${children}`;
@@ -100,31 +104,34 @@ export function TopicPage({ topic }) {
   const state = usePoll(() => pages(path, "partitions", count), POLL_MS, [topic, count],
     `/api/v1/topics/${encodeURIComponent(topic)}/events`);
   return html`<${TopicFrame} topic=${topic} tab="partitions" state=${state}>
-    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
-      <${Partitions} topic=${topic} rows=${rows} hasMore=${hasMore} />
+    <${Loaded} state=${state}>${({ rows, hasMore, answer }) => html`
+      <${Partitions} topic=${topic} rows=${rows} hasMore=${hasMore} hasView=${answer.view} />
       <${More} hasMore=${hasMore} noun="partitions" onMore=${() => setCount(count + 1)} />
     `}<//>
   <//>`;
 }
 
-function Partitions({ topic, rows, hasMore }) {
+function Partitions({ topic, rows, hasMore, hasView }) {
   if (!rows.length) return html`<${Empty} title="No partition is served">See the broker's log for the reason.<//>`;
   const policy = rows[0].cleanup_policy;
   const size = rows.reduce((sum, row) => sum + row.size_bytes, 0);
+  const ofCompacted = [
+    { title: "Live", className: "number", cell: live },
+    { title: "Dirty", className: "number", cell: dirty },
+    { title: "Dirty ratio", className: "number", cell: (p) => (p.dirty_ratio === null ? "" : percent(p.dirty_ratio)) },
+  ];
   const columns = [
     {
       title: "Partition",
       cell: (p) => html`<a href=${`${topicPath(topic)}/${p.partition}`}>${p.partition}</a>`,
     },
-    { title: "Layers", className: "wide", cell: layers },
+    ...(isCompacted(rows[0]) ? [{ title: "Layers", className: "wide", cell: layers }] : []),
     { title: "Size", className: "number", cell: (p) => bytes(p.size_bytes) },
-    { title: "Live", className: "number", cell: (p) => (isCompacted(p) ? live(p) : "") },
     { title: "Segments", className: "number", cell: (p) => number(p.segments) },
-    { title: "Dirty", className: "number", cell: (p) => (isCompacted(p) ? dirty(p) : "") },
-    { title: "Dirty ratio", className: "number", cell: (p) => (p.dirty_ratio === null ? "" : percent(p.dirty_ratio)) },
+    ...(isCompacted(rows[0]) ? ofCompacted : []),
     { title: "State", cell: partitionState },
   ];
-  return html`<p>${policyTags(policy)} ${hasMore && "the first "}${plural(rows.length, "partition")}, ${bytes(size)}</p>
+  return html`<p>${policyTags(policy, hasView ? topic : null)} ${hasMore && "the first "}${plural(rows.length, "partition")}, ${bytes(size)}</p>
     <${Table} caption=${`Partitions of ${topic}`} stacks=${true} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />
     ${policy.includes("compact") && html`<${TopicSurvival} topic=${topic} partitions=${rows.map((row) => row.partition)} />`}`;
 }
@@ -148,5 +155,6 @@ function partitionState(partition) {
   if (partition.paused) return html`<${Tag} kind="warn">paused<//>`;
   if (partition.job) return html`<${Tag} kind="busy">cleaning<//>`;
   if (partition.to_clean) return html`<${Tag} kind="busy">waits for a worker<//>`;
+  if (partition.blocked_by === "policy") return ""; // the tags above say that it is not compacted
   return partition.blocked_by ? html`<span class="small">${partition.blocked_by.replaceAll("_", " ")}</span>` : "";
 }

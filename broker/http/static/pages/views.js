@@ -1,12 +1,15 @@
 // Views: the latest record of each key of a topic, how far each view is behind, and their controls.
 
 import { html, useState } from "../vendor/preact-htm.js";
-import { partitionPath, patch, post } from "../api.js";
+import { get, partitionPath, patch, post } from "../api.js";
 import { ago, bytes, number, percent, plural } from "../format.js";
 import { List } from "../parts/list.js";
-import { Action, Bar, Empty, PartitionLink, Table, Tag, topicPath } from "../parts/parts.js";
+import { baseOf, viewOf } from "../parts/partitions.js";
+import { Action, Bar, Empty, Loaded, PartitionLink, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
+import { TopicFrame, TopicPage } from "./topics.js";
 
 const POLL_MS = 3000;
+const VIEWS_MAX = 1000; // partitions on the page of one view
 const STRATEGIES = [
   ["offset", "the largest offset"],
   ["timestamp", "the largest timestamp"],
@@ -22,6 +25,19 @@ export function ViewsPage() {
       empty=${html`<${Empty} title="No views yet">Create one for a topic whose consumers need the latest value of each key.<//>`}>
       ${(rows, reload) => html`<${ViewTable} rows=${rows} reload=${reload} />`}
     <//>`;
+}
+
+// The page of a topic whose name is that of a view.
+export function ViewPage({ topic }) {
+  const base = baseOf(topic);
+  const state = usePoll(() => get(`/api/v1/view?limit=${VIEWS_MAX}&topic=${encodeURIComponent(base)}`), POLL_MS, [topic]);
+  if (state.error?.status === 404 || state.data?.views.length === 0) return html`<${TopicPage} topic=${topic} />`;
+  return html`<${TopicFrame} topic=${topic} tab="partitions" base=${base}>
+    <${Loaded} state=${state}>${({ views }) => html`
+      <p><${Tag} kind="view">view<//> of <${TopicLink} topic=${base} />: the latest record of each key below the horizon, and the records of the
+        topic from there on. It is read-only and has ${bytes(views.reduce((sum, row) => sum + row.ledger_bytes, 0))}.</p>
+      <${ViewTable} rows=${views} reload=${state.reload} />`}<//>
+  <//>`;
 }
 
 function ViewTable({ rows, reload }) {
@@ -41,7 +57,8 @@ function ViewTable({ rows, reload }) {
 
 function place(row) {
   return html`<${PartitionLink} ...${row} />
-    <small class="block"><a href=${`${topicPath(row.topic)}/settings`} aria-label=${`Settings of ${row.topic}`}>settings</a></small>`;
+    <small class="block"><a href=${`${topicPath(viewOf(row.topic))}/messages/${row.partition}`}
+      aria-label=${`Messages of the view of ${row.topic}-${row.partition}`}>messages</a>, <a href=${`${topicPath(row.topic)}/settings`} aria-label=${`Settings of ${row.topic}`}>settings</a></small>`;
 }
 
 function State({ row }) {

@@ -264,7 +264,8 @@ export function useAnswer(ask) {
 
 // A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
 // type this text first. Children are the fields of a form, in place of a question. Buttons that take
-// turns in one place have a `key` each: an open question must not become the other one.
+// turns in one place have a `key` each: an open question must not become the other one. What cannot be undone
+// is of the kind "bad", and red.
 export function Action({ label, question, act, kind = "", confirm = null, title = null, disabled = false, children }) {
   const dialog = useRef(null);
   const [typed, setTyped] = useState("");
@@ -291,7 +292,7 @@ export function Action({ label, question, act, kind = "", confirm = null, title 
         <${Problem} error=${error} />
         <div class="buttons">
           <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
-          <button class="main" disabled=${disabled || busy || !isReady}>${busy ? "One moment …" : label}</button>
+          <button class=${kind.includes("bad") ? "main bad" : "main"} disabled=${disabled || busy || !isReady}>${busy ? "One moment …" : label}</button>
         </div>
       </form>
     </dialog>

@@ -327,7 +327,7 @@ function readColors() {
 
 function paintSegments(context, model, places, width, colors) {
   const [youngest, oldest] = ageRange(model);
-  const hatch = hatching(context, colors.dirty, 7, 2.2);
+  const hatch = hatching(context, colors.dirty, colors.paper);
   const dots = dotting(context, colors.ink);
   let lastDiamond = -Infinity;
   model.segments.forEach((segment, index) => {
@@ -394,15 +394,19 @@ function pattern(context, name, size, paintTile) {
   return context.createPattern(tiles.get(name), "repeat");
 }
 
-function hatching(context, color, size, width) {
+// Lines on a pale edge: red alone is hard to see on the browns of the middle ages.
+function hatching(context, color, edge) {
+  const size = 9;
   return pattern(context, `hatching ${color}`, size, (pen) => {
-    pen.strokeStyle = color;
-    pen.lineWidth = width;
-    for (const shift of [-size, 0, size]) {
-      pen.beginPath();
-      pen.moveTo(shift, size);
-      pen.lineTo(shift + size, 0);
-      pen.stroke();
+    for (const [style, width] of [[edge, 4.2], [color, 2.2]]) {
+      pen.strokeStyle = style;
+      pen.lineWidth = width;
+      for (const shift of [-size, 0, size]) {
+        pen.beginPath();
+        pen.moveTo(shift - 2, size + 2);
+        pen.lineTo(shift + size + 2, -2);
+        pen.stroke();
+      }
     }
   });
 }
@@ -494,7 +498,7 @@ function paintAfter(context, model, toX, end, width, colors) {
   if (model.expectedBytes === null) {
     context.fillStyle = colors.soft;
     if (model.facts.dirty_bytes === 0) context.fillText("nothing to clean now", 0, AFTER.top + 17);
-    if (model.facts.dirty_bytes) context.fillText("the first clean shows what the next ones leave", 0, AFTER.top + 17);
+    if (model.facts.dirty_bytes) context.fillText("no forecast before the first clean has ended", 0, AFTER.top + 17);
     return;
   }
   const text = `after the next clean: about ${bytes(model.expectedBytes)}`;
