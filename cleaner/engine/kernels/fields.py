@@ -31,8 +31,8 @@ WRITTEN: Final = 17  # bytes in the output buffer
 NEEDED: Final = 18  # with Code.OUTPUT_FULL: bytes the next batch may need
 # one batch, between `filter_records` and the end of the batch
 KEPT: Final = 19
-LATEST_MS: Final = 20
-STAMP: Final = 21
+MAX_TIMESTAMP_MS: Final = 20  # of the surviving records
+SET_HORIZON: Final = 21  # 1: the batch gets a delete horizon
 RECORD_BYTES: Final = 22
 # counts
 RECORDS_IN: Final = 23

@@ -254,7 +254,7 @@ class RewritePass:
             code = finish_empty(reader.buffer, reader.at, header.size_bytes, out, context.space)
             if code != Code.DONE:
                 raise reader.stopped(code)
-        elif retained == header.record_count and not state[fields.STAMP]:
+        elif retained == header.record_count and not state[fields.SET_HORIZON]:
             out = self._buffers.batches
             copy_whole(reader.buffer, reader.at, header.size_bytes, out, state)
         else:
@@ -263,7 +263,7 @@ class RewritePass:
         reader.at += header.size_bytes
 
     def _filter(self, header: BatchHeader) -> memoryview:
-        """Return the surviving records, uncompressed; sets KEPT and STAMP in `state`."""
+        """Return the surviving records, uncompressed; sets KEPT and SET_HORIZON in `state`."""
         context = self._context
         reader, state = context.reader, context.state
         try:
@@ -282,7 +282,7 @@ class RewritePass:
         )
         if code != Code.DONE:
             raise reader.stopped(code)
-        survivors = context.unpacked if state[fields.STAMP] else self._packed_from
+        survivors = context.unpacked if state[fields.SET_HORIZON] else self._packed_from
         return survivors.data[: int(state[fields.RECORD_BYTES])]
 
     def _pack(self, header: BatchHeader, records: memoryview, output: CleanedOutput) -> None:

@@ -409,7 +409,7 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
             return code
         size = state[fields.RECORD_BYTES]
         survivors = state[fields.KEPT]
-        stamped = state[fields.STAMP]
+        stamped = state[fields.SET_HORIZON]
         if survivors > 0 and stamped != 0:
             copy_bytes(window.scratch, 0, retained, begin, size)
             base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
@@ -417,7 +417,7 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
             size = restamp(window.scratch, size, survivors, base_ms, horizon_ms, retained, begin)
             size -= begin
         rows[row + SURVIVORS] = survivors
-        rows[row + LATEST] = state[fields.LATEST_MS]
+        rows[row + LATEST] = state[fields.MAX_TIMESTAMP_MS]
         rows[row + STAMPED] = stamped
         rows[row + KEPT_AT] = begin
         rows[row + KEPT_END] = begin + size
@@ -441,13 +441,13 @@ def _write_packed(window: Window, row: int, space: Workspace) -> int:
     at = rows[row + POSITION]
     size = rows[row + SIZE]
     state[fields.KEPT] = rows[row + SURVIVORS]
-    state[fields.LATEST_MS] = rows[row + LATEST]
-    state[fields.STAMP] = rows[row + STAMPED]
+    state[fields.MAX_TIMESTAMP_MS] = rows[row + LATEST]
+    state[fields.SET_HORIZON] = rows[row + STAMPED]
     if state[fields.KEPT] == 0:
         return finish_empty(buf, at, size, out, space)
     if (
         state[fields.KEPT] == load_be32(buf, at + RECORD_COUNT_POSITION)
-        and state[fields.STAMP] == 0
+        and state[fields.SET_HORIZON] == 0
     ):
         copy_whole(buf, at, size, out, state)
         return DONE

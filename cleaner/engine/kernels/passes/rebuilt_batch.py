@@ -105,17 +105,17 @@ def note_horizon(horizon_ms: int, state: Ints) -> None:
 def write_header(buf: Bytes, at: int, out: Bytes, written: int, size: int, state: Ints) -> None:
     """Write the header of a rebuilt batch, whose records are in `out` already.
 
-    `filter_records` has set KEPT, LATEST_MS and STAMP in `state`.
+    `filter_records` has set KEPT, MAX_TIMESTAMP_MS and SET_HORIZON in `state`.
     """
     copy_bytes(out, written, buf, at, HEADER_BYTES)
     store_be32(out, written + LENGTH_POSITION, size - LENGTH_BYTES)
     attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
-    if state[fields.STAMP] != 0:
+    if state[fields.SET_HORIZON] != 0:
         attributes |= ATTR_DELETE_HORIZON
         store_be64(out, written + BASE_TIMESTAMP_POSITION, state[fields.HORIZON_MS])
     store_be16(out, written + ATTRIBUTES_POSITION, attributes)
     if attributes & ATTR_LOG_APPEND_TIME == 0:
-        store_be64(out, written + MAX_TIMESTAMP_POSITION, state[fields.LATEST_MS])
+        store_be64(out, written + MAX_TIMESTAMP_POSITION, state[fields.MAX_TIMESTAMP_MS])
     store_be32(out, written + RECORD_COUNT_POSITION, state[fields.KEPT])
     store_be32(
         out, written + CRC_POSITION, crc32c(out, written + ATTRIBUTES_POSITION, written + size)

@@ -134,14 +134,16 @@ def _choose_action(buf: Bytes, at: int, last: int, count: int, bits: Bytes, stat
 
 
 @inlined
-def _note_kept(tombstones: int, stamped: bool, seen_whole: bool, base_ms: int, state: Ints) -> None:
+def _note_kept(
+    tombstones: int, has_horizon: bool, is_fully_indexed: bool, base_ms: int, state: Ints
+) -> None:
     """Record the delete horizon that the tombstones of a batch have or get.
 
     A batch that is not indexed whole may have tombstones at or above MAP_END, which nobody counts.
     """
-    if stamped and (tombstones > 0 or not seen_whole):
+    if has_horizon and (tombstones > 0 or not is_fully_indexed):
         note_horizon(base_ms, state)
-    elif not stamped and tombstones > 0 and seen_whole and state[fields.HORIZON_MS] >= 0:
+    elif not has_horizon and tombstones > 0 and is_fully_indexed and state[fields.HORIZON_MS] >= 0:
         note_horizon(state[fields.HORIZON_MS], state)
 
 
@@ -160,18 +162,18 @@ def filter_records(
 ) -> int:
     """Copy the surviving records of `source[at:end]` to `out` -> DONE or BAD_RECORD.
 
-    The batch's header is `buf[header_at:]`. Leaves KEPT, LATEST_MS, STAMP and RECORD_BYTES in
-    `state`. Without `ask_bits`, `keep[keep_at + i]` is 0 if record i is superseded.
+    The batch's header is `buf[header_at:]`. Leaves KEPT, MAX_TIMESTAMP_MS, SET_HORIZON and
+    RECORD_BYTES in `state`. Without `ask_bits`, `keep[keep_at + i]` is 0 if record i is superseded.
     """
     state, bits, keep = space.state, space.bits, space.keep
     base = load_be64(buf, header_at)
     count = load_be32(buf, header_at + RECORD_COUNT_POSITION)
     base_ms = load_be64(buf, header_at + BASE_TIMESTAMP_POSITION)
     last_delta = load_be32(buf, header_at + LAST_OFFSET_DELTA_POSITION)
-    stamped = load_be16(buf, header_at + ATTRIBUTES_POSITION) & ATTR_DELETE_HORIZON != 0
-    expired = is_expired(buf, header_at, state) or state[fields.LATEST_ONLY] != 0
-    seen_whole = base + last_delta < state[fields.MAP_END]
-    may_stamp = not stamped and state[fields.HORIZON_MS] >= 0 and seen_whole
+    has_horizon = load_be16(buf, header_at + ATTRIBUTES_POSITION) & ATTR_DELETE_HORIZON != 0
+    drops_tombstones = is_expired(buf, header_at, state) or state[fields.LATEST_ONLY] != 0
+    is_fully_indexed = base + last_delta < state[fields.MAP_END]
+    may_set_horizon = not has_horizon and state[fields.HORIZON_MS] >= 0 and is_fully_indexed
     log_start = state[fields.LOG_START] - base
     map_end = state[fields.MAP_END] - base
     bit_0 = base - state[fields.BITS_FIRST]
@@ -195,7 +197,7 @@ def filter_records(
             else:
                 alive = keep[keep_at + i] != 0
             if alive and value_bytes < 0 and key_bytes >= 0:
-                if expired:
+                if drops_tombstones:
                     alive = False
                     removed += 1
                 else:
@@ -213,10 +215,10 @@ def filter_records(
     copy_bytes(out, written, source, run, end - run)
     written += end - run
     state[fields.KEPT] = retained
-    state[fields.LATEST_MS] = latest
-    state[fields.STAMP] = 1 if may_stamp and tombstones > 0 else 0
+    state[fields.MAX_TIMESTAMP_MS] = latest
+    state[fields.SET_HORIZON] = 1 if may_set_horizon and tombstones > 0 else 0
     state[fields.RECORD_BYTES] = written - first_byte
-    _note_kept(tombstones, stamped, seen_whole, base_ms, state)
+    _note_kept(tombstones, has_horizon, is_fully_indexed, base_ms, state)
     state[fields.TOMBSTONES_KEPT] += tombstones
     state[fields.TOMBSTONES_REMOVED] += removed
     state[fields.KEYLESS] += keyless
@@ -337,13 +339,13 @@ def finish_batch(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, sta
     """Write the header in front of the surviving records in `out` -> the end of the batch."""
     written: int = state[fields.WRITTEN]
     count = load_be32(buf, at + RECORD_COUNT_POSITION)
-    if state[fields.KEPT] == count and state[fields.STAMP] == 0:
+    if state[fields.KEPT] == count and state[fields.SET_HORIZON] == 0:
         copy_bytes(out, written, buf, at, HEADER_BYTES)
         return written + size  # all records are in place already
     record_bytes: int = state[fields.RECORD_BYTES]
     records_at = written + HEADER_BYTES
     end = records_at + record_bytes
-    if state[fields.STAMP] != 0:
+    if state[fields.SET_HORIZON] != 0:
         copy_bytes(scratch, 0, out, records_at, record_bytes)
         base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
         end = restamp(
@@ -446,9 +448,9 @@ def filter_unpacked(
 ) -> int:
     """Filter the unpacked records `source[:end]` of the batch at `at` -> DONE or the fault.
 
-    Sets KEPT, RECORD_BYTES and STAMP in `state`. The surviving records, RECORD_BYTES long, are in
-    `source` if STAMP is set, otherwise in `retained`. `source` needs room for a new horizon,
-    `retained` for `end` bytes, `keep` for one flag per record.
+    Sets KEPT, RECORD_BYTES and SET_HORIZON in `state`. The surviving records, RECORD_BYTES long,
+    are in `source` if SET_HORIZON is set, otherwise in `retained`. `source` needs room for a new
+    horizon, `retained` for `end` bytes, `keep` for one flag per record.
     """
     state = space.state
     base = load_be64(buf, at)
@@ -462,7 +464,7 @@ def filter_unpacked(
         code = _look_up_unpacked(source, end, base, count, space)
     if code == DONE:
         code = filter_records(source, 0, end, buf, at, retained, 0, ask_bits, 0, space)
-    if code == DONE and state[fields.KEPT] > 0 and state[fields.STAMP] != 0:
+    if code == DONE and state[fields.KEPT] > 0 and state[fields.SET_HORIZON] != 0:
         base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
         state[fields.RECORD_BYTES] = restamp(
             retained,

@@ -68,8 +68,8 @@ def _stamp(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: In
     base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
     end = restamp(scratch, record_bytes, count, base_ms, horizon_ms, out, written + HEADER_BYTES)
     state[fields.KEPT] = count
-    state[fields.LATEST_MS] = load_be64(buf, at + MAX_TIMESTAMP_POSITION)
-    state[fields.STAMP] = 1
+    state[fields.MAX_TIMESTAMP_MS] = load_be64(buf, at + MAX_TIMESTAMP_POSITION)
+    state[fields.SET_HORIZON] = 1
     write_header(buf, at, out, written, end - written, state)
     state[fields.WRITTEN] = end
     state[fields.RECORDS_OUT] += count
