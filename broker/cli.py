@@ -42,7 +42,6 @@ from admin.kafka.users import users
 from admin.profiles import profile_option, profiles
 from admin.tls import tls
 from config import exit_codes
-from config.extras import install_command
 
 if _is_quiet:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -258,6 +257,8 @@ main.add_command(view)
 def pipeline(arguments: tuple[str, ...]) -> None:
     """Run jobs over whole topics outside the broker, in local processes or on Spark."""
     from importlib.util import find_spec
+
+    from config.extras import install_command
 
     if any(find_spec(name) is None for name in PIPELINE_NEEDS):
         click.echo(f"varve: this needs more packages: run {install_command('pipeline')}", err=True)
