@@ -331,7 +331,7 @@ class ReplicaMoves:
             )
             copy.append(missing.read())
         log = copy.publish()
-        self._manager.table.replace(log)
+        self._manager.table.replace(source, log)
         return log
 
 

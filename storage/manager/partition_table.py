@@ -115,11 +115,13 @@ class PartitionTable:
         """Undo `add_copy`."""
         self._copies.pop(partition, None)
 
-    def replace(self, copy: Log) -> None:
-        """Serve a partition by its copy, whose folder has just got the name of the partition."""
-        partition, log = copy.partition, self.logs[copy.partition]
+    def replace(self, log: Log, copy: Log) -> None:
+        """Serve a partition by its copy, whose folder has just got the name of the partition.
+
+        A thread may have taken `log`, the old replica, offline with its directory meanwhile.
+        """
         self._keep_offsets(copy, log.log_directory)  # a crash may undo the rename
-        del self._copies[partition]
+        del self._copies[copy.partition]
         self.serve(copy)
         log.mark_deleted()
 

@@ -49,9 +49,9 @@ def start_offset_after(env: MemoryEnv) -> tuple[str, int, list[int]]:
 def test_a_checkpoint_before_the_rename_is_durable_keeps_the_source(seed: int) -> None:
     """The power may fail before the rename is durable: then the source is the replica."""
     env = MemoryEnv(seed)
-    manager, _, copy = almost_moved(env)
+    manager, log, copy = almost_moved(env)
     source = manager.table.find_directory(MOVING)
-    manager.table.replace(copy.publish())
+    manager.table.replace(log, copy.publish())
     manager.table.checkpoint_begin(source).run()
     directory, start, offsets = start_offset_after(env.crash())
     print(seed, directory)
@@ -61,9 +61,9 @@ def test_a_checkpoint_before_the_rename_is_durable_keeps_the_source(seed: int) -
 @pytest.mark.parametrize("seed", range(8))
 def test_a_checkpoint_captured_before_the_switch_keeps_the_entries_of_the_copy(seed: int) -> None:
     env = MemoryEnv(seed)
-    manager, _, copy = almost_moved(env)
+    manager, log, copy = almost_moved(env)
     task = manager.table.checkpoint_begin()
-    manager.table.replace(copy.publish())
+    manager.table.replace(log, copy.publish())
     task.run()
     _, start, offsets = start_offset_after(env.crash())
     assert (start, offsets) == (START, [3, 4])
@@ -76,6 +76,16 @@ def test_an_old_replica_does_not_return_when_its_removal_has_ended(seed: int) ->
     manager, log, copy = almost_moved(env)
     source = manager.table.find_directory(MOVING)
     assert source is not None
-    manager.table.replace(copy.publish())
+    manager.table.replace(log, copy.publish())
     manager.remove_old_replica(log, source)
     assert not env.crash().exists(source.file(str(MOVING)))
+
+
+def test_a_replica_moves_although_a_thread_takes_its_old_directory_offline() -> None:
+    """The creation of a topic, in a thread, may be the first to find that the disk fails."""
+    manager, log, copy = almost_moved(MemoryEnv(seed=1))
+    manager.table.fail_directory(log.log_directory.path, "EIO")
+    manager.table.replace(log, copy.publish())
+    assert manager.table.logs[MOVING] is copy.log
+    assert MOVING not in manager.table.offline
+    assert manager.table.find_directory(MOVING) is copy.log_directory
