@@ -34,7 +34,7 @@ The broker creates the topics of the file at its start. It never deletes a topic
 partitions because of the file. If a start or reload lacks the file, or the file no longer names a
 topic, and the built-in defaults would delete records that the file kept (`cleanup.policy`,
 `retention.ms`), the broker neither cleans nor expires the topic until the file names it again or
-somebody sets its `cleanup.policy`; a warning in the log says so.
+somebody sets the missing config or a new `cleanup.policy`; a warning in the log says so.
 
 ## Settings file
 

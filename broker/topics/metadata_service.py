@@ -46,7 +46,7 @@ from broker.topics.topic_folders import TopicFolders
 from broker.topics.topics import Topic, TopicError, Topics
 from config.broker_keys import BrokerLimits
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
-from config.topics.keys import TopicConfig, TopicLayers, policy_known, retention_of_file
+from config.topics.keys import TopicConfig, TopicLayers, retention_of_file
 from config.topics.names import InvalidTopicNameError, check_new_name, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
@@ -554,6 +554,8 @@ class MetadataService:
         entry = self._manager.metadata.topics[name]
         dynamic = dict(change(entry.dynamic))
         layers = self._settings.layers(name, dynamic, taken_over=topic.layers.taken_over)
+        if dynamic.get("cleanup.policy") not in (None, entry.dynamic.get("cleanup.policy")):
+            layers = replace(layers, left_by_file=False)  # somebody decides anew
         new_settings = _NewSettings(topic, layers, resolve_layers(layers))
         if not topic.config.has_view:
             self._check_view(name, new_settings.config)
@@ -740,9 +742,7 @@ def _with_layers(topic: Topic, layers: TopicLayers) -> _NewSettings:
 
 def _file_retention(entry: TopicEntry, layers: TopicLayers) -> Mapping[str, str]:
     """Return what to save of the settings file; a topic that it has left keeps what was saved."""
-    if layers.left_by_file and not policy_known(layers):
-        return entry.file_retention
-    return retention_of_file(layers)
+    return entry.file_retention if layers.left_by_file else retention_of_file(layers)
 
 
 def _warn_of_unknown_policy(topic: Topic) -> None:
@@ -759,7 +759,8 @@ def _warn_of_unknown_policy(topic: Topic) -> None:
             "cleanup policy unknown",
             topic=topic.name,
             reason="the settings file, which no longer names the topic, kept its records longer "
-            "than the defaults do: name it there or set cleanup.policy to clean or expire it",
+            "than the defaults do: name it there, or set a cleanup.policy or the retention.ms that "
+            "it had, to clean or expire it",
         )
 
 

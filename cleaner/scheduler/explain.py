@@ -387,8 +387,9 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
         "Its cleanup.policy is unknown: its folder was taken over from Kafka, or the settings file "
-        "that said what to keep does not name it any more. Until you set `cleanup.policy` in the "
-        "settings file or with an admin client, it is neither cleaned nor expired."
+        "that said what to keep does not name it any more. Until you set `cleanup.policy` (or "
+        "`retention.ms`, if only that was in the file) in the settings file or with an admin "
+        "client, it is neither cleaned nor expired."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,

@@ -206,8 +206,9 @@ def resolve(layers: TopicLayers) -> TopicConfig:
 
 def policy_known(layers: TopicLayers) -> bool:
     """Return whether the cleanup policy was set for this topic itself; defaults do not count."""
-    is_doubtful = layers.taken_over or layers.left_by_file
-    return not is_doubtful or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
+    if layers.left_by_file:
+        return False
+    return not layers.taken_over or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
 
 
 def retention_of_file(layers: TopicLayers) -> dict[str, str]:
@@ -229,10 +230,14 @@ def is_left_by_file(layers: TopicLayers, former: Mapping[str, str]) -> bool:
     after a start without the file.
     """
     unset = {name for name in former if not _set_values(layers, TOPIC_KEYS[name])}
-    policy = TOPIC_KEYS["cleanup.policy"].default
+    policies = _set_values(layers, TOPIC_KEYS["cleanup.policy"])
+    default = TOPIC_KEYS["cleanup.policy"].default
+    policy = policies[0].value if policies else default
     retention_ms = int(TOPIC_KEYS["retention.ms"].default)
-    return ("cleanup.policy" in unset and former["cleanup.policy"] != policy) or (
-        "retention.ms" in unset and not 0 <= int(former["retention.ms"]) <= retention_ms
+    return ("cleanup.policy" in unset and former["cleanup.policy"] != default) or (
+        "delete" in policy.split(",")
+        and "retention.ms" in unset
+        and not 0 <= int(former["retention.ms"]) <= retention_ms
     )
 
 

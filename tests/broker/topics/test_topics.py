@@ -662,6 +662,27 @@ async def test_a_default_that_kept_records_is_missed_until_a_topic_gets_its_own(
     assert known_policies(disk) == {"used": "delete"}
 
 
+async def test_a_retention_of_the_file_is_missed_although_a_client_chose_to_delete(
+    env: MemoryEnv,
+) -> None:
+    disk = await TopicsOnDisk(env, topic_defaults=keyed(retention_ms="-1")).open()
+    for name in ("first", "second"):
+        await disk.service.create(name, 1, {"cleanup.policy": "delete"})
+    await disk.service.create("own", 1, COMPACT)
+    for _ in range(2):
+        disk = await disk.reopen()
+        assert known_policies(disk) == {"first": None, "second": None, "own": "compact"}
+    await disk.service.alter("first", setting("segment.ms", "1000000"))
+    assert known_policies(disk)["first"] is None
+    await disk.service.alter("first", setting("retention.ms", "1000"))
+    await disk.service.alter("second", setting("cleanup.policy", "compact,delete"))
+    for _ in range(2):
+        assert known_policies(disk) == {
+            "first": "delete", "second": "compact,delete", "own": "compact"
+        }  # fmt: skip
+        disk = await disk.reopen()
+
+
 async def test_a_topic_that_a_reload_leaves_is_kept_and_one_that_it_names_is_not(
     env: MemoryEnv,
 ) -> None:
