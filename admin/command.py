@@ -149,13 +149,15 @@ def code_of_refusal(error: Exception) -> int:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+seconds_type = click.FloatRange(min=0, min_open=True)
+TIMEOUT_HELP: Final = "Maximum time to wait; after it, the exit code is 1."
 timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=3600.0,
+    type=seconds_type,
+    default=3600,
     show_default=True,
     metavar="SECONDS",
-    help="Maximum time to wait.",
+    help=TIMEOUT_HELP,
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from admin.client import Json
 from admin.tables import local_time
+from config.units import counted
 
 _STATES = {
     "open": "open",
@@ -51,7 +52,8 @@ def _partition_lines(erasure: Json) -> Iterator[str]:
         elif part["waits_for"] is not None:
             left = ""
             if part["records_left"]:
-                left = f"{part['records_left']:,} values in {_files(part['files_left'])}; "
+                files = counted(part["files_left"], "file")
+                left = f"{counted(part['records_left'], 'value')} in {files}; "
             yield f"{name}{left}{part['waits_for']}"
             if part["risk"] is not None:
                 yield f"    {_RISKS[part['risk']]}{_expected(part)}"
@@ -70,20 +72,12 @@ def _receipt_text(part: Json) -> str:
     receipt = part["receipt"]
     found = "is left" if _had_value(part) else "was found"
     text = (
-        f"no value {found} below offset {part['end_offset']:,}, "
-        f"{_files(receipt['files'])} searched, {local_time(receipt['at_ms'])}"
+        f"no value {found} below offset {part['end_offset']:,}. "
+        f"{counted(receipt['files'], 'file')} searched, {local_time(receipt['at_ms'])}."
     )
     if receipt["tombstones"]:
         text += (
-            f"; the key itself stays in {_tombstones(receipt['tombstones'])} until a clean after "
-            f"{local_time(receipt['tombstones_until_ms'])} or later"
+            f" The key itself stays in {counted(receipt['tombstones'], 'tombstone')}, at least "
+            f"until {local_time(receipt['tombstones_until_ms'])}; a later clean removes it."
         )
     return text
-
-
-def _files(count: int) -> str:
-    return "a file" if count == 1 else f"{count:,} files"
-
-
-def _tombstones(count: int) -> str:
-    return "a tombstone" if count == 1 else f"{count:,} tombstones"

@@ -269,7 +269,7 @@ def read_offsets(value: str, partitions: Sequence[int]) -> dict[int, int]:
         offsets = {int(number): offset for number, offset in document.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise JobError(
-            f'expected offsets as JSON such as {{"0": 12}}: {error}', exit_codes.USAGE
+            f'expected offsets as JSON such as {{"0": 12}}, or @FILE: {error}', exit_codes.USAGE
         ) from error
     if unknown := set(offsets) - set(partitions):
         raise JobError(f"partition {min(unknown)} does not exist", exit_codes.USAGE)

@@ -65,7 +65,7 @@ from pipeline.tables.table_reading import FORMATS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_SECONDS: Final = 600.0
+TIMEOUT_SECONDS: Final = 600
 FILES_POLL_SECONDS: Final = 1.0
 VERSION_BYTES: Final = 8
 
@@ -116,7 +116,7 @@ class Eraser:
         *,
         reporter: ProgressReporter,
         data: str | None = None,
-        wait_seconds: float = WAIT_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """`data` is the broker's data directory, if this process can read it. Raises JobError."""
         self._spark = spark
@@ -125,7 +125,7 @@ class Eraser:
         self._topic = topic
         self._reporter = reporter
         self._data = data
-        self._wait_seconds = wait_seconds
+        self._timeout_seconds = timeout_seconds
         self._rules = Rules.of(topic, fetch_settings(cluster, topic))
 
     def run(self, keys: Sequence[bytes], *, dry_run: bool = False) -> Receipt:
@@ -205,7 +205,7 @@ class Eraser:
     def _erase(
         self, receipt: Receipt, keys: Sequence[bytes], found_keys: Sequence[KeyRecords]
     ) -> None:
-        until = time.monotonic() + self._wait_seconds
+        until = time.monotonic() + self._timeout_seconds
         owned = [key_records for key_records in found_keys if key_records.values]
         requested = self._write_tombstones(receipt, owned)
         cleaning = TombstoneClean(
@@ -347,7 +347,7 @@ class Eraser:
               help="Encoding of these lines.")  # fmt: skip
 @click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt to this file.")
 @click.option("--data", metavar="DIR", help="The broker's data directory: also scan its files.")
-@click.option("--wait", type=click.FloatRange(0), default=WAIT_SECONDS, show_default=True,
+@click.option("--timeout", type=click.FloatRange(0), default=TIMEOUT_SECONDS, show_default=True,
               metavar="SECONDS", help="Maximum time to wait for the compaction.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only count the records.")
 @with_spark_options
@@ -364,7 +364,7 @@ def command(
     key_encoding: str,
     receipt_path: str | None,
     data: str | None,
-    wait: float,
+    timeout: float,
     dry_run: bool,
     spark_options: SparkOptions,
     client: ApiClient,
@@ -389,7 +389,7 @@ def command(
         if key_file is None:
             keys = read_keys_from_table(spark, str(table), table_format, column)
         eraser = Eraser(
-            spark, client, cluster, topic, reporter=reporter, data=data, wait_seconds=wait
+            spark, client, cluster, topic, reporter=reporter, data=data, timeout_seconds=timeout
         )
         receipt = eraser.run(keys, dry_run=dry_run)
     document: dict[str, Any] = receipt.to_json()

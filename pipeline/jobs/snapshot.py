@@ -143,14 +143,14 @@ def _parse_as_of(
 @click.option(
     "--as-of-offsets",
     "offsets",
-    metavar="FILE|JSON",
-    help='Exclusive end offsets by partition: {"0": 12, "1": 7}.',
+    metavar="JSON|@FILE",
+    help='Exclusive end offsets by partition, such as {"0": 12}.',
 )
 @click.option(
     "--as-of",
     "moment",
     metavar="TIME",
-    help="A time: 2026-05-01T12:00:00Z, or ms since 1970.",
+    help="Time such as 2026-05-01T12:00:00Z, or ms since 1970.",
 )
 @click.option(
     "--nearest", is_flag=True, help="If that state was compacted, use the earliest later one."

@@ -332,7 +332,7 @@ class Verifier:
             if not as_of:
                 as_of = dict.fromkeys(bounds.end, 0) | _reach(served)
                 notes.append(
-                    "checked up to the last record of the table; --as-of sets other offsets"
+                    "checked up to the last record of the table; --as-of-offsets sets other offsets"
                 )
         ends = _until(bounds, as_of)
         rule = Rule(
@@ -530,7 +530,8 @@ def _or_none(offset: int | None) -> str:
               show_default=True, help="Format of the table.")  # fmt: skip
 @click.option("--null-keys", type=click.Choice(["keep", "drop"]), default="drop",
               show_default=True, help="Whether the table keeps records without a key.")  # fmt: skip
-@click.option("--as-of", metavar="JSON|@FILE", help='End offsets of TOPIC, such as {"0": 12}.')
+@click.option("--as-of-offsets", "as_of", metavar="JSON|@FILE",
+              help='Exclusive end offsets by partition, such as {"0": 12}.')  # fmt: skip
 @with_partitions
 @click.option("--examples", type=click.IntRange(0, 10_000), default=EXAMPLES, show_default=True,
               help="Number of faults to list.")  # fmt: skip
@@ -566,7 +567,7 @@ def command(
     there = reach_topic(cluster, topic)
     mode = "table" if table is not None else _mode(client, topic, against)
     if as_of is not None and mode in ("view", "alone"):
-        raise click.UsageError("--as-of needs --table, or --against with another topic")
+        raise click.UsageError("--as-of-offsets needs --table, or --against with another topic")
     ends = None if as_of is None else read_offsets(as_of, there)
     with (
         progress_bars(quiet=as_json) as reporter,

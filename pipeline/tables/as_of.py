@@ -39,9 +39,8 @@ class Moved:
 
 
 def parse_offsets(text: str, partitions: Sequence[int]) -> dict[int, int]:
-    """Parse the offsets of all partitions from JSON or a file path. Raises JobError (USAGE)."""
-    value = text if text.lstrip().startswith("{") or text.startswith("@") else f"@{text}"
-    results = read_offsets(value, partitions)
+    """Parse the offsets of all partitions from JSON or @FILE. Raises JobError (USAGE)."""
+    results = read_offsets(text, partitions)
     if missing := sorted(set(partitions) - set(results)):
         raise JobError(
             f"no offset for partition {missing[0]}; add it, or select partitions with --partitions",

@@ -1,7 +1,12 @@
-"""What `varve erase` prints about an erasure."""
+"""What `varve erase` prints about an erasure, and how long it waits for one."""
 
 from typing import Any
 
+import pytest
+from click.testing import CliRunner
+
+from admin.client import ApiClient
+from admin.http.erase import erase
 from admin.http.erase_text import erasure_lines, erasures_lines
 
 
@@ -52,8 +57,8 @@ def test_a_receipt_says_what_was_searched_and_how_long_the_key_stays() -> None:
     part = {"end_offset": 5_000, "tombstone_offset": 4_999, "receipt": receipt}
     lines = erasure_lines(erasure(part, state="complete", ended_ms=0))
     assert lines[1] == "  complete: no value of the key is left"
-    assert lines[-1].startswith("  orders-0: no value is left below offset 5,000, 12 files ")
-    assert "the key itself stays in a tombstone until a clean after " in lines[-1]
+    assert lines[-1].startswith("  orders-0: no value is left below offset 5,000. 12 files ")
+    assert ". The key itself stays in 1 tombstone, at least until " in lines[-1]
 
 
 def test_a_key_without_a_value_is_not_reported_as_erased() -> None:
@@ -61,7 +66,7 @@ def test_a_key_without_a_value_is_not_reported_as_erased() -> None:
     part = {"end_offset": 5_000, "receipt": receipt}
     lines = erasure_lines(erasure(part, state="complete", ended_ms=0))
     assert lines[1] == "  complete: no value of this key was found, so nothing was erased"
-    assert lines[-1].startswith("  orders-0: no value was found below offset 5,000, 2 files ")
+    assert lines[-1].startswith("  orders-0: no value was found below offset 5,000. 2 files ")
 
 
 def test_a_void_erasure_says_why() -> None:
@@ -72,3 +77,25 @@ def test_a_void_erasure_says_why() -> None:
 
 def test_without_an_erasure_one_line_says_so() -> None:
     assert erasures_lines({"erasures": []}) == ["No erasure of this topic or key is known."]
+
+
+@pytest.mark.parametrize(
+    ("polled", "code", "error"),
+    [
+        (
+            erasure({"risk": "overdue"}),
+            1,
+            "erasure 0a1b has no receipt by the deadline; it goes on (--status shows it)",
+        ),
+        (erasure({}, state="cancelled"), 1, "erasure 0a1b is cancelled"),
+        (erasure({}, state="complete"), 0, ""),
+    ],
+)
+def test_a_wait_ends_with_the_erasure_or_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, polled: dict[str, Any], code: int, error: str
+) -> None:
+    monkeypatch.setattr(ApiClient, "post", lambda *_: erasure({}))
+    monkeypatch.setattr(ApiClient, "get", lambda *_: polled)
+    result = CliRunner().invoke(erase, ["orders", "--key", "a", "--wait"])
+    assert result.exit_code == code
+    assert result.stderr == (f"varve: {error}\n" if error else "")

@@ -29,14 +29,15 @@ async def test_a_key_from_a_file_is_erased_and_its_receipt_is_printed(tmp_path: 
         assert "orders-0: no value is left below offset 2" in result.output
 
 
-async def test_without_a_receipt_in_time_the_exit_code_says_so_and_the_erasure_goes_on() -> None:
+async def test_a_timeout_before_the_receipt_is_a_failure_and_the_erasure_goes_on() -> None:
     async with broker_of(MemoryEnv(seed=5)) as broker:
         write(broker, f"{ADA}=secret-1")
         broker.pool.operator.pause(ORDERS)
         result = await run(
             broker, "--key", ADA, "--by", "1h", "--wait", "--timeout", "0.2", "--json"
         )
-        assert result.exit_code == exit_codes.UNVERIFIED
+        assert result.exit_code == exit_codes.FAILED
+        assert "has no receipt after 0.2 s; it goes on" in result.stderr
         (erasure_now,) = broker.erasures.all()
         assert erasure_now.deadline_ms - erasure_now.requested_ms == 3_600_000
         shown = await run(broker, "--status", "--key", ADA)

@@ -53,7 +53,7 @@ Rows = list[tuple[int, bytes | None, bytes | None, int, Any]]
 
 
 def eraser(spark: "SparkSession", broker: VarveBroker, topic: str, **options: Any) -> Eraser:
-    options = {"wait_seconds": 60, **options}
+    options = {"timeout_seconds": 60, **options}
     return Eraser(
         spark,
         client_of(broker),
@@ -199,7 +199,7 @@ def test_what_is_not_decided_leaves_it_pending(spark: "SparkSession", tmp_path: 
     )
     append_raw(home / "data", "t", 0, [bytes(batch)])
     with running_varve(home, settings) as broker:
-        receipt = eraser(spark, broker, "t", wait_seconds=1).run([b"k", b"only-open"])
+        receipt = eraser(spark, broker, "t", timeout_seconds=1).run([b"k", b"only-open"])
         assert receipt.state == PENDING
         assert "transaction" in receipt.reasons[0], receipt.reasons
         assert receipt.partitions[0].records_found == 4
@@ -215,7 +215,7 @@ def test_the_cleaner_that_must_not_leaves_it_pending(
     make_topic(broker, topic, 1, **COMPACTED)
     write(broker, topic, [(0, b"k", b"v", START_MS, None)])
     client_of(broker).post(f"/partitions/{topic}/0/pause")
-    receipt = eraser(spark, broker, topic, wait_seconds=0).run([b"k"])
+    receipt = eraser(spark, broker, topic, timeout_seconds=0).run([b"k"])
     assert (receipt.state, "paused by an operator" in receipt.reasons[0]) == (PENDING, True)
     client_of(broker).post(f"/partitions/{topic}/0/resume")
     assert eraser(spark, broker, topic).run([b"k"]).state == COMPLETE
@@ -228,7 +228,7 @@ def test_files_that_a_run_has_pinned_are_found_and_told(
     write(broker, topic, [(0, b"k", b"v", START_MS, None)])
     runs = LeaseClient(client_of(broker))
     with runs.open(topic, purpose=Purpose.READ, roll=True) as run:
-        receipt = eraser(spark, broker, topic, data=str(broker.data), wait_seconds=5).run([b"k"])
+        receipt = eraser(spark, broker, topic, data=str(broker.data), timeout_seconds=5).run([b"k"])
         assert receipt.partitions[0].records_left == 0
         assert receipt.state == PENDING
         assert f"varve.leases/{run.plan.compaction_id}/in/" in receipt.reasons[0]
@@ -371,7 +371,7 @@ def test_the_command_leaves_a_receipt_and_says_when_to_come_again(
     done = invoke(broker, *values, "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["partitions"][0]["records_found"] == 1
-    done = invoke(broker, *values, "--wait", "0", "--json")
+    done = invoke(broker, *values, "--timeout", "0", "--json")
     assert done.exit_code == exit_codes.UNVERIFIED, done.output
     document = json.loads(receipt.read_text())
     assert document == json.loads(done.stdout)

@@ -158,7 +158,7 @@ def test_all_records_are_copied_where_that_is_asked_for(
 def test_offsets_and_times_are_read_as_people_write_them(tmp_path: Path) -> None:
     assert parse_offsets('{"0": 5, "1": 7}', [0, 1]) == {0: 5, 1: 7}
     (tmp_path / "o.json").write_text('{"0": 5}')
-    assert parse_offsets(str(tmp_path / "o.json"), [0]) == {0: 5}
+    assert parse_offsets(f"@{tmp_path / 'o.json'}", [0]) == {0: 5}
     for bad in ('{"0": 5}', '{"0": 5, "1": -1}', '{"0": 5, "1": 1, "2": 1}', "{", "/nowhere"):
         with pytest.raises(JobError) as caught:
             parse_offsets(bad, [0, 1])

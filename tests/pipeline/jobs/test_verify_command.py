@@ -71,11 +71,11 @@ def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str
     for arguments, code, reason in (
         ([topic], 2, "has no view and is not compacted (cleanup.policy is delete)"),
         ([f"{topic}.compacted"], 2, f"use `verify {topic}`"),
-        ([topic, "--against", topic, "--as-of", "{}"], 2, "--as-of needs --table"),
+        ([topic, "--against", topic, "--as-of-offsets", "{}"], 2, "--as-of-offsets needs --table"),
         ([topic, "--table", "t", "--against", "x"], 2, "not both"),
         ([topic, "--against", f"{topic}-not"], 1, "does not exist"),
         ([topic, "--against", topic, "--partitions", "7"], 2, "but not 7"),
-        ([topic, "--table", "t", "--as-of", "[]"], 2, "expected offsets as JSON such as"),
+        ([topic, "--table", "t", "--as-of-offsets", "[]"], 2, "expected offsets as JSON such as"),
     ):
         done = invoke(broker, *arguments)
         assert (done.exit_code, reason in done.output) == (code, True), done.output
