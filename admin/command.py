@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, ParamSpec
 import click
 
 from admin.client import ApiClient, ApiRefusedError, Json, UnreachableError
+from admin.rangeless_option import RangelessOption
 from admin.watch import current_watch, terminal_height
 from config import exit_codes
 from config.printable import printable
@@ -116,7 +117,7 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
     """Add the options that every command has, and turn errors into exit codes."""
 
     @with_client
-    @click.option("--json", "as_json", is_flag=True, help="Print the API's JSON answer.")
+    @json_option
     @wraps(function)
     def ask(*args: P.args, **options: P.kwargs) -> None:
         function(*args, **options)
@@ -153,6 +154,7 @@ seconds_type = click.FloatRange(min=0, min_open=True)
 TIMEOUT_HELP: Final = "Maximum time to wait; after it, the exit code is 1."
 timeout_option = click.option(
     "--timeout",
+    cls=RangelessOption,
     type=seconds_type,
     default=3600,
     show_default=True,
@@ -161,10 +163,27 @@ timeout_option = click.option(
 )
 
 
+ONE_PARTITION: Final = "Give `customers 0` or `customers-0` for a partition"
+PARTITION_OR_TOPIC: Final = f"{ONE_PARTITION}, `customers` for all of a topic"
+
+
+def partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the arguments that name one partition: see `select_partition`."""
+    return add_partition_arguments(function, f"{ONE_PARTITION}.")
+
+
 def optional_partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
     """Add the arguments that name a partition, or a whole topic: see `select_partitions`."""
+    return add_partition_arguments(function, f"{PARTITION_OR_TOPIC}.")
+
+
+def add_partition_arguments(
+    function: Callable[P, None], text: str, *, required: bool = True
+) -> Callable[P, None]:
+    """Add TOPIC and [PARTITION], and a last paragraph to the help that says how to give them."""
+    function.__doc__ = f"{function.__doc__}\n\n    {text}"
     number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
-    return click.argument("topic")(number(function))
+    return click.argument("topic", required=required)(number(function))
 
 
 def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) -> None:

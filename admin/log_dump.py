@@ -31,12 +31,13 @@ CONTROL_NAMES: Final = {0: "abort marker", 1: "commit marker", 2: "leader change
 @click.command(short_help="Show the batches or entries of files, without a broker.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--records", is_flag=True, help="Show the records of each batch of a .log file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 def dump(files: tuple[str, ...], *, records: bool, as_json: bool) -> None:
     """Show what each FILE contains: .log, .index, .timeindex, .txnindex or .snapshot.
 
-    Reads the files only, so it may run beside the broker; the end of the active segment may then
-    be incomplete. The checksum of each batch is verified. The exit code is 4 if a file is damaged.
+    The command only reads the files, so it may run beside the broker; the end of the active segment
+    may then be incomplete. It verifies the checksum of each batch. The exit code is 4 if a file is
+    damaged.
     """
     is_damaged = False
     for path in files:

@@ -112,7 +112,16 @@ profile_option = click.option(
 def profiles() -> None:
     """List the profiles, which `varve --profile NAME COMMAND` uses.
 
-    The file is VARVE_PROFILES, by default varve/profiles.yaml in ~/.config.
+    The file is VARVE_PROFILES, by default varve/profiles.yaml in ~/.config. It has a name and
+    settings for each profile:
+
+    \b
+    production:
+      bootstrap: kafka.example.com:9093
+      http: https://kafka.example.com:9644
+      command_config: production.properties
+
+    docs/reference/client-security.md describes the settings.
     """
     path = profiles_file()
     if not path.exists():

@@ -33,13 +33,13 @@ def tls() -> None:
 @tls.command("init", short_help="Make a certificate authority and certificates.")
 @click.argument("folder", metavar="DIR")
 @click.option("--host", "hosts", multiple=True, metavar="NAME",
-              help="A name or address of the broker, besides localhost. Repeatable.")  # fmt: skip
+              help="Name or address of the broker, besides localhost. Repeatable.")  # fmt: skip
 @click.option("--client", "clients", multiple=True, metavar="NAME",
               help="Make a client certificate with this name. Repeatable.")  # fmt: skip
 def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
     """Make a certificate authority, and certificates for a broker and its clients, in DIR.
 
-    Prints the settings for the broker and its clients. Whoever can read ca.key can make
+    The command prints the settings for the broker and its clients. Whoever can read ca.key can make
     certificates that are trusted: keep it on another machine, or delete it.
     """
     try:

@@ -22,6 +22,8 @@ from typing import Any, Final, ParamSpec
 
 import click
 
+from admin.rangeless_option import RangelessOption
+
 SECONDS: Final = 2.0
 SECONDS_MIN: Final = 0.1  # so that a typing error does not keep the broker busy
 CLEAR: Final = "\033[H\033[J"  # the cursor to the top left; erase from there
@@ -55,6 +57,7 @@ def watched(function: Callable[P, None]) -> Callable[P, None]:
     @click.option(
         "--watch",
         "every",
+        cls=RangelessOption,
         type=click.FloatRange(min=SECONDS_MIN),
         is_flag=False,
         flag_value=SECONDS,

@@ -40,6 +40,7 @@ from admin.kafka.records import consume, produce
 from admin.kafka.topics import topics
 from admin.kafka.users import users
 from admin.profiles import profile_option, profiles
+from admin.rangeless_option import RangelessOption
 from admin.tls import tls
 from config import exit_codes
 
@@ -47,7 +48,7 @@ if _is_quiet:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PIPELINE_NEEDS = ("pipeline", "pyspark", "pyarrow", "pandas")
-SETTINGS_HELP = "Settings file (YAML). Default: the built-in settings."
+SETTINGS_HELP = "Settings file (YAML); default: the built-in settings."
 ADDRESS = "HOST:PORT"
 
 
@@ -194,8 +195,11 @@ def check_config(file: str, settings_only: bool) -> None:
 
 
 @main.command(short_help="Show how compaction shrinks a log.")
-@click.option("--bootstrap", metavar=ADDRESS, help="A running broker. Default: a temporary one.")
-@click.option("--rate", type=click.IntRange(min=1), help="Updates per second. Default: no limit.")
+@click.option(
+    "--bootstrap", metavar=ADDRESS, help="Address of a running broker; default: a temporary one."
+)
+@click.option("--rate", cls=RangelessOption, type=click.IntRange(min=1), metavar="N",
+              help="Updates per second; default: no limit.")  # fmt: skip
 @click.option("--keep", is_flag=True, help="Leave the topic on the broker of --bootstrap.")
 @with_command_config
 def demo(bootstrap: str | None, rate: int | None, keep: bool) -> None:
@@ -217,7 +221,7 @@ def demo(bootstrap: str | None, rate: int | None, keep: bool) -> None:
 
 @main.command(short_help="Compile the native code before the first clean.")
 def warmup() -> None:
-    """Compile the native code (kernels) now, so that the first clean need not wait for it."""
+    """Compile the native code now, so that the first clean need not wait for it."""
     import time
 
     from storage.kernels import NUMBA_VARIABLE
@@ -229,7 +233,7 @@ def warmup() -> None:
 
     warm_up_cleaner()
     seconds = time.monotonic() - started
-    click.echo(f"kernels ready in {seconds:.1f} s, cached in {os.environ[NUMBA_VARIABLE]}")
+    click.echo(f"native code ready in {seconds:.1f} s, cached in {os.environ[NUMBA_VARIABLE]}")
 
 
 main.add_command(acls)

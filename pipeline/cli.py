@@ -66,7 +66,7 @@ def pipeline() -> None:
 @pipeline.command(short_help="Prepare this machine; halves the time that Spark takes to start.")
 @exit_on_error
 def warmup() -> None:
-    """Compile the native code (kernels) and create an archive of Java classes for Spark's start.
+    """Compile the native code and create an archive of Java classes for Spark's start.
 
     This takes half a minute and 180 MB of disk, once for each version of Java and of Spark.
     """
@@ -78,7 +78,7 @@ def warmup() -> None:
 
     warm_up_cleaner()
     warm_up_records()
-    click.echo(f"compiled kernels: {os.environ[NUMBA_VARIABLE]}")
+    click.echo(f"native code: {os.environ[NUMBA_VARIABLE]}")
     try:
         archive = make_archive()
     except (NoJavaError, ArchiveError) as error:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import click
 
 from admin.client import ApiRefusedError, UnreachableError
-from admin.command import fail, show, with_client
+from admin.command import fail, json_option, show, with_client
+from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.units import parse_size
 from pipeline.client.lease import LeaseRequestError
@@ -117,10 +118,10 @@ def with_spark_options(function: Callable[P, None]) -> Callable[P, None]:
         metavar="SIZE",
         help="Memory of the driver and of each executor.",
     )
-    @click.option("--spark-log", default="error", help="Level of the Spark log.",
+    @click.option("--spark-log", default="error", show_default=True, help="Level of the Spark log.",
                   type=click.Choice(["off", "error", "warn", "info", "debug"]))  # fmt: skip
     @click.option("--conf", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE",
-                  help="A Spark setting; may be repeated.")  # fmt: skip
+                  help="Spark setting. Repeatable.")  # fmt: skip
     @wraps(function)
     def run(
         *args: Any,
@@ -141,6 +142,8 @@ def with_engine_options(function: Callable[P, None]) -> Callable[P, None]:
     arguments of `open_engine`."""
     function = click.option(
         "--processes",
+        cls=RangelessOption,
+        metavar="N",
         type=click.IntRange(1, 1024),
         help="Processes of the local engine; default: one per core.",
     )(function)
@@ -206,9 +209,6 @@ def with_lease_options(function: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         help="How tasks read the log: from the broker's disk or over its HTTP address.",
     )(function)
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 @contextmanager

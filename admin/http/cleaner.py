@@ -14,12 +14,15 @@ import click
 
 from admin.client import ApiClient, ApiRefusedError, Json, partition_path
 from admin.command import (
+    PARTITION_OR_TOPIC,
     POLL_SECONDS,
     P,
+    add_partition_arguments,
     api_command,
     code_of_refusal,
     fail,
     optional_partition_arguments,
+    partition_arguments,
     show,
     show_progress,
     timeout_option,
@@ -34,20 +37,19 @@ from admin.http.cleaner_text import (
     status_lines,
     survival_lines,
 )
+from admin.rangeless_option import RangelessOption
 from admin.watch import watched
 from config import exit_codes
 
 
 @click.group(short_help="Show and control log compaction.")
 def cleaner() -> None:
-    """Show what the cleaner does and why, and control it.
-
-    Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
-    """
+    """Show what the cleaner does and why, and control it."""
 
 
 @cleaner.command(short_help="Show the workers and the compacted partitions.")
-@click.option("--topic", help="Show all partitions of this topic only, compacted or not.")
+@click.option("--topic", metavar="TOPIC",
+              help="Only this topic, with the partitions that are not compacted.")  # fmt: skip
 @api_command
 @watched
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
@@ -142,10 +144,7 @@ def _for_each(
 @api_command
 @watched
 def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
-    """Explain why a partition, or each partition of a topic, is not being cleaned.
-
-    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
-    """
+    """Explain why a partition, or each partition of a topic, is not being cleaned."""
 
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
         answer = client.get(partition_path(name, number))
@@ -158,10 +157,11 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
 @optional_partition_arguments
 @click.option(
     "--slack",
+    metavar="SLACK",
     type=click.FloatRange(0, 100),
     help="Estimate with this varve.compaction.slack instead of the topic's.",
 )
-@click.option("--groups", is_flag=True, help="List every group of segments, not only the sums.")
+@click.option("--groups", is_flag=True, help="List every segment group, not only the sums.")
 @click.option("--survival", is_flag=True, help="Show which share of records is alive, by age.")
 @api_command
 def estimate(
@@ -217,9 +217,8 @@ def run(
 ) -> None:
     """Clean a partition or topic next, regardless of its dirty ratio and earlier failures.
 
-    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. The request
-    stays pending until everything that could be cleaned at the time of the request is clean;
-    `abort` cancels it.
+    The request stays pending until everything that could be cleaned at the time of the request is
+    clean; `abort` cancels it.
     """
     places = select_partitions(client, topic, partition)
     deadline = time.monotonic() + timeout
@@ -255,8 +254,8 @@ def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]
     option = click.option(
         "--all", "all_of_them", is_flag=True, help="Apply to every compacted partition."
     )
-    number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
-    return click.argument("topic", required=False)(number(option(function)))
+    text = f"{PARTITION_OR_TOPIC}, or --all."
+    return add_partition_arguments(option(function), text, required=False)
 
 
 @cleaner.command(short_help="Stop cleaning a partition or topic until it is resumed.")
@@ -265,10 +264,7 @@ def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]
 def pause(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
-    """Stop cleaning a partition, or all of a topic, until it is resumed; restarts keep the pause.
-
-    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
-    """
+    """Stop cleaning a partition or topic until it is resumed; restarts keep the pause."""
     where = _selected_or_all(client, topic, partition, all_of_them)
     _act(client, where, "pause", as_json=as_json, yes="is paused", no="was paused already")
 
@@ -284,13 +280,13 @@ def resume(
     _act(client, where, "resume", as_json=as_json, yes="is resumed", no="was not paused")
 
 
-@cleaner.command(short_help="Abort the running job and cancel a requested clean.")
+@cleaner.command(short_help="Abort the running clean and cancel a requested one.")
 @optional_partition_arguments
 @api_command
 def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
-    """Abort the running job of a partition or topic, and cancel a requested clean.
+    """Abort the running clean of a partition or topic, and cancel a requested one.
 
-    The cleaner may start another job at once. To prevent that, use `varve cleaner pause`.
+    The cleaner may start another clean at once. To prevent that, use `varve cleaner pause`.
     """
     where = select_partitions(client, topic, partition)
     _act(client, where, "abort", as_json=as_json, yes="aborted", no="was not being cleaned")
@@ -311,12 +307,14 @@ def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -
 
 
 @cleaner.command("end-transaction", short_help="Abort a transaction that nothing else ends.")
-@optional_partition_arguments
+@partition_arguments
 @click.option(
     "--producer-id",
+    cls=RangelessOption,
     required=True,
+    metavar="ID",
     type=click.IntRange(0, (1 << 63) - 1),
-    help="Producer whose transaction `varve cleaner explain` names.",
+    help="Producer of the transaction; `varve cleaner explain` names it.",
 )
 @api_command
 def end_transaction(
@@ -334,18 +332,20 @@ def end_transaction(
     show(client.post(path), as_json, lambda _: [text])
 
 
-@cleaner.command(short_help="List finished jobs, newest first.")
+@cleaner.command(short_help="List the last cleans, newest first.")
 @click.argument("topic", required=False)
 @click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
-@click.option(
-    "--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Number of jobs."
-)
+@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, metavar="N",
+              help="Maximum number of cleans to list.")  # fmt: skip
 @api_command
 @watched
 def history(
     client: ApiClient, topic: str | None, partition: int | None, limit: int, as_json: bool
 ) -> None:
-    """List finished jobs, newest first. The list survives a restart of the broker."""
+    """List the last cleans, newest first: finished, failed and aborted ones.
+
+    The list survives a restart of the broker.
+    """
     answer = client.get("/history", topic=topic, partition=partition, limit=limit)
     show(answer, as_json, lambda answer: history_lines(answer["jobs"]))
 
@@ -448,13 +448,13 @@ def reason_to_stop_waiting(now: Json, began: Json) -> str:
     is_new = job is not None and (before is None or job["job_id"] != before["job_id"])
     if job is not None and is_new:
         if job["outcome"] == "failed":
-            return f"the job failed: {job['reason']}"
+            return f"the clean failed: {job['reason']}"
         if job["outcome"] == "damaged":  # damaged segments are not cleaned
-            return f"the job finished but could not clean everything: {job['reason']}"
+            return f"the clean finished but left damaged segments: {job['reason']}"
     if now["state"] == "aborting":
         return ""  # the job says who aborted it once it has ended
     if now["requested_offset"] is None and not _is_clean(now, end):
         if job is not None and is_new and job["outcome"] == "aborted":
-            return f"the job was aborted: {job['reason']}"
+            return f"the clean was aborted: {job['reason']}"
         return f"an operator cancelled the clean request. {now['sentences'][0]}"
     return ""

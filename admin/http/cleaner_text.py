@@ -194,6 +194,7 @@ def explanation_lines(answer: Json) -> list[str]:
 def _transition_line(entry: Json) -> str:
     reason = entry["reason"] or entry["details"].get("reason")
     event = re.sub(r"\B[A-Z]", r" \g<0>", entry["event"]).lower()
+    event = event.replace("groups", "segment groups")
     return (
         f"  {local_time(entry['at_ms'])}  {event}: {entry['before']} -> {entry['after']}"
         f"{f' ({reason})' if reason else ''}"
@@ -207,7 +208,8 @@ def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
     if answer["selective"]:
         fates = [_fate(group) for group in answer["groups"]]
         removed = f" and removes {count}" if (count := fates.count("removes it")) else ""
-        scope = f"rewrites {fates.count('rewrites it')}{removed} of {len(fates)} groups of segments"
+        total = counted(len(fates), "segment group")
+        scope = f"rewrites {fates.count('rewrites it')}{removed} of {total}"
     first = (
         f"{name}: the next clean {scope}. It reads {about_size(answer['read_bytes'])}, writes "
         f"{about_size(answer['written_bytes'])}, frees {about_size(answer['freed_bytes'])} and "
@@ -296,7 +298,7 @@ def _fate(group: Json) -> str:
 def history_lines(jobs: Sequence[Json]) -> list[str]:
     """Return a table of jobs."""
     if not jobs:
-        return ["No job has finished yet."]
+        return ["No clean has ended yet."]
     table = [("FINISHED", "PARTITION", "OUTCOME", "SECONDS", "BEFORE", "AFTER", "SAVED", "REASON")]
     for job in jobs:
         done = job["outcome"] in ("finished", "damaged")

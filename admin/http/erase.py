@@ -8,8 +8,16 @@ from urllib.parse import quote
 import click
 
 from admin.client import ApiClient, Json
-from admin.command import POLL_SECONDS, TIMEOUT_HELP, api_command, fail, seconds_type, show
+from admin.command import (
+    POLL_SECONDS,
+    TIMEOUT_HELP,
+    api_command,
+    fail,
+    seconds_type,
+    show,
+)
 from admin.http.erase_text import erasure_lines, erasures_lines
+from admin.rangeless_option import RangelessOption
 from config.units import parse_duration_ms
 
 
@@ -25,19 +33,21 @@ def _milliseconds(_context: click.Context, _parameter: click.Parameter, text: st
 
 @click.command(short_help="Erase a key from all files of a topic, by a deadline.")
 @click.argument("topic")
-@click.option("--key", metavar="TEXT", help="The key. Other users see it in the list of processes.")
-@click.option("--key-base64", metavar="BASE64", help="A key that is not UTF-8.")
+@click.option("--key", metavar="TEXT",
+              help="Key to erase. Other users see it in the list of processes.")  # fmt: skip
+@click.option("--key-base64", metavar="BASE64", help="Key to erase, in base64, if it is not UTF-8.")
 @click.option("--key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Read the key from a file, without its last newline.")  # fmt: skip
 @click.option("--partition", "partitions", multiple=True, type=click.IntRange(min=0),
-              metavar="P", help="Search only this partition. Repeatable.")  # fmt: skip
+              cls=RangelessOption, metavar="N",
+              help="Only this partition; default: all. Repeatable.")  # fmt: skip
 @click.option("--by", "within_ms", default="24h", show_default=True, callback=_milliseconds,
-              metavar="TIME", help="Deadline, from now: 30min, 24h, 7d.")  # fmt: skip
+              metavar="TIME", help="Deadline, counted from now, such as 30min or 7d.")  # fmt: skip
 @click.option("--wait", is_flag=True, help="Wait for the receipt.")
 @click.option("--status", is_flag=True, help="Show erasures of the topic, of one key if given.")
-@click.option("--cancel", "cancelled", metavar="ID", help="Cancel an erasure.")
-@click.option("--timeout", type=seconds_type, metavar="SECONDS",
-              help=f"{TIMEOUT_HELP} Default: until the deadline.")  # fmt: skip
+@click.option("--cancel", "cancelled", metavar="ID", help="Cancel the erasure ID.")
+@click.option("--timeout", type=seconds_type, cls=RangelessOption, metavar="SECONDS",
+              show_default="until the deadline", help=TIMEOUT_HELP)  # fmt: skip
 @api_command
 def erase(
     *,

@@ -23,14 +23,11 @@ ROOT: Final = "/api/v1/remote-compactions"
 
 @click.group(short_help="List and end leases of partitions to remote compactions.")
 def leases() -> None:
-    """List and end leases of partitions to remote compactions, such as `varve pipeline compact`.
-
-    Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
-    """
+    """List and end leases of partitions to remote compactions, such as `varve pipeline compact`."""
 
 
 @leases.command("list", short_help="List leased partitions, their owners and expiry times.")
-@click.option("--topic", help="List this topic only.")
+@click.option("--topic", metavar="TOPIC", help="Only this topic.")
 @click.option("--ended", is_flag=True, help="Include leases that ended recently, with the reason.")
 @api_command
 @watched

@@ -10,24 +10,30 @@ from typing import Final
 import click
 
 from admin.client import ApiClient, Json, partition_path
-from admin.command import api_command, fail, optional_partition_arguments, show, show_progress
+from admin.command import (
+    api_command,
+    fail,
+    partition_arguments,
+    show,
+    show_progress,
+)
 from admin.http.cleaner import select_partition
 from admin.log_dump import dump
+from admin.rangeless_option import RangelessOption
 from admin.tables import columns
 from admin.watch import watched
 from config import exit_codes
 from config.units import about_size
 
 ROOT: Final = "/api/v1/log"
-offset_option = click.IntRange(0, (1 << 63) - 1)
+offset_type = click.IntRange(0, (1 << 63) - 1)
 
 
 @click.group("log", short_help="Verify, repair, truncate and dump logs; show data directories.")
 def log_group() -> None:
     """Verify the log of a partition, skip damaged batches, or truncate it; dump files; show disks.
 
-    Give `customers 0` or `customers-0` for a partition. All but `dump` talk to the broker's HTTP
-    address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
+    `dump` reads files; the other commands use the HTTP API of the broker.
     """
 
 
@@ -61,8 +67,9 @@ def directory_lines(rows: Sequence[Json]) -> list[str]:
 
 
 @log_group.command(short_help="Read a log and name every damaged range.")
-@optional_partition_arguments
-@click.option("--from-offset", type=offset_option, help="First offset to verify.")
+@partition_arguments
+@click.option("--from-offset", type=offset_type, cls=RangelessOption, metavar="OFFSET",
+              help="First offset to verify; default: that of the log.")  # fmt: skip
 @api_command
 def verify(
     client: ApiClient, topic: str, partition: int | None, from_offset: int | None, as_json: bool
@@ -97,9 +104,10 @@ def verify(
 
 
 @log_group.command(short_help="Remove damaged batches so that readers can continue.")
-@optional_partition_arguments
-@click.option("--offset", required=True, type=offset_option, help="An offset in the damaged range.")
-@click.option("--yes", is_flag=True, help="Do it; otherwise only show what would be removed.")
+@partition_arguments
+@click.option("--offset", required=True, type=offset_type, cls=RangelessOption, metavar="OFFSET",
+              help="An offset in the damaged range.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do it; default: only show what would be removed.")
 @api_command
 def skip(
     *, client: ApiClient, topic: str, partition: int | None, offset: int, yes: bool, as_json: bool
@@ -130,8 +138,9 @@ def skip(
 
 
 @log_group.command(short_help="Remove all records from an offset on.")
-@optional_partition_arguments
-@click.option("--to", "end", required=True, type=offset_option, help="First offset to remove.")
+@partition_arguments
+@click.option("--to", "end", required=True, type=offset_type, cls=RangelessOption, metavar="OFFSET",
+              help="First offset to remove.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Remove acknowledged records, too.")
 @api_command
 def truncate(

@@ -42,8 +42,6 @@ def verify(
 
     The broker reads each log twice, in a process of its own and within the read rate of the
     cleaner; it does not clean the partition meanwhile.
-
-    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
     """
     selection = select_partitions(client, topic, partition)
     deadline = time.monotonic() + timeout

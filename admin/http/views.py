@@ -14,6 +14,7 @@ from admin.command import (
     show,
     timeout_option,
 )
+from admin.http.cleaner import select_partitions
 from admin.http.view_text import compacted_text, view_lines
 from admin.watch import watched
 from config import exit_codes
@@ -27,8 +28,7 @@ def view() -> None:
     """Show and compact the compacted views of topics.
 
     A view keeps the latest record of each key of a topic; consumers read it as TOPIC.compacted. Set
-    varve.view=compacted on a topic to give it a view. Talks to the broker's HTTP address:
-    --http, or VARVE_HTTP, or 127.0.0.1:9644.
+    varve.view=compacted on a topic to give it a view.
     """
 
 
@@ -48,7 +48,7 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
 @view.command(short_help="Compact the view of a topic or partition.")
 @optional_partition_arguments
 @click.option("--from-scratch", is_flag=True, help="Rebuild the view from the records in the log.")
-@click.option("--no-wait", is_flag=True, help="Return without waiting for the end.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
 @timeout_option
 @api_command
 def compact(
@@ -63,7 +63,7 @@ def compact(
 ) -> None:
     """Compact the view of a topic, or of one partition, up to the end of the log."""
     api = client.below(ROOT)
-    indexes = _partitions_with_view(api, topic, partition)
+    topic, indexes = _partitions_with_view(client, topic, partition)
     deadline = time.monotonic() + timeout
     done = []
     for index in indexes:
@@ -89,7 +89,7 @@ def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -
     The view does not change.
     """
     api = client.below(ROOT)
-    indexes = _partitions_with_view(api, topic, partition)
+    topic, indexes = _partitions_with_view(client, topic, partition)
     done = [api.post(f"{partition_path(topic, index)}/abort") for index in indexes]
     show({"views": done}, as_json, lambda _: list(map(_aborted_text, done)))
 
@@ -99,11 +99,16 @@ def _aborted_text(row: Json) -> str:
     return f"{row['topic']}-{row['partition']}: {text}"
 
 
-def _partitions_with_view(api: ApiClient, topic: str, partition: int | None) -> list[int]:
-    """Return the given partition, or all partitions of the topic."""
-    if partition is not None:
-        return [partition]
-    indexes = [row["partition"] for row in api.pages("", "views", topic=topic)]
+def _partitions_with_view(
+    client: ApiClient, topic: str, partition: int | None
+) -> tuple[str, list[int]]:
+    """Return the topic and its partition that the arguments name, or all with a view."""
+    selection = select_partitions(client, topic, partition)
+    if selection.topic is None:
+        ((topic, number),) = selection.partitions
+        return topic, [number]
+    views = client.below(ROOT).pages("", "views", topic=topic)
+    indexes = [row["partition"] for row in views]
     if not indexes:
         fail(f"topic {topic} has no view; set varve.view=compacted first")
-    return indexes
+    return topic, indexes

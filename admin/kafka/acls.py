@@ -42,15 +42,15 @@ def entry_arguments(function: "Callable[[list[Acl], str], None]") -> Callable[..
         "operations", nargs=-1, required=True, type=click.Choice(OPERATIONS), metavar="OPERATION..."
     )
     @click.argument("resource", metavar="TYPE[:NAME]")
-    @click.option("--prefix", is_flag=True, help="NAME is a prefix of the names of resources.")
+    @click.option("--prefix", is_flag=True, help="Take NAME as a prefix of the names of resources.")
     @click.option(
         "--host",
         default="*",
         show_default=True,
         metavar="ADDRESS",
-        help="The address of the client.",
+        help="Address of the client.",
     )
-    @click.option("--deny", is_flag=True, help="Deny the operations.")
+    @click.option("--deny", is_flag=True, help="Deny the operations instead of allowing them.")
     @bootstrap_option
     @with_command_config
     @wraps(function)
@@ -70,8 +70,8 @@ def acls() -> None:
 
 
 @acls.command("list", short_help="List ACLs.")
-@click.option("--principal", metavar="PRINCIPAL", help="Only those of a principal.")
-@click.option("--resource", metavar="TYPE[:NAME]", help="Only those that concern a resource.")
+@click.option("--principal", metavar="PRINCIPAL", help="Only ACLs of this principal.")
+@click.option("--resource", metavar="TYPE[:NAME]", help="Only ACLs that concern this resource.")
 @json_option
 @bootstrap_option
 @with_command_config

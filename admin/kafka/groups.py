@@ -9,7 +9,7 @@ from admin.client import Json
 from admin.command import fail, json_option, show, with_command_config
 from admin.kafka.client import REQUEST_SECONDS, bootstrap_option, error_text, librdkafka
 from admin.kafka.positions import POSITION_HELP, TopicPosition, position
-from admin.kafka.topics import partition_numbers
+from admin.kafka.topics import one_partition_option, partition_numbers
 from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
@@ -151,11 +151,16 @@ def delete_groups(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
 @groups.command("reset-offsets", short_help="Move a group to other offsets.")
 @click.argument("group")
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), help="Default: all partitions.")
+@one_partition_option
 @click.option(
-    "--to", "target", type=position, required=True, metavar="POSITION", help=POSITION_HELP
+    "--to",
+    "target",
+    type=position,
+    required=True,
+    metavar="POSITION",
+    help=f"Where to move: {POSITION_HELP}",
 )
-@click.option("--dry-run", is_flag=True, help="Show the new offsets; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show the new offsets.")
 @bootstrap_option
 @with_command_config
 def reset_offsets(

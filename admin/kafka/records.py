@@ -17,7 +17,8 @@ from admin.kafka.client import (
     reader_settings,
 )
 from admin.kafka.positions import POSITION_HELP, TopicPosition, position
-from admin.kafka.topics import partition_numbers
+from admin.kafka.topics import one_partition_option, partition_numbers
+from admin.rangeless_option import RangelessOption
 from admin.record_text import record_fields, shown
 from admin.tables import local_time
 from admin.watch import interrupts
@@ -40,19 +41,21 @@ FAILURES_SHOWN: Final = 5
     "--separator",
     default="\t",
     show_default="a tab",
-    help="The separator between key and value. If empty, the whole line is the value.",
+    help="Text between key and value. If empty, the whole line is the value.",
 )
 @click.option(
     "--tombstone",
     metavar="TEXT",
-    help="A line with this value deletes its key: the value is written as null.",
+    help="Value that deletes its key: it is written as null.",
 )
-@click.option("--partition", type=click.IntRange(min=0), help="Default: chosen by the key.")
+@click.option("--partition", cls=RangelessOption, type=click.IntRange(min=0), metavar="N",
+              help="Write to this partition; default: chosen by the key.")  # fmt: skip
 @click.option(
     "--compression",
     type=click.Choice(("none", "gzip", "snappy", "lz4", "zstd")),
     default="none",
     show_default=True,
+    help="Compress the batches of records.",
 )
 @bootstrap_option
 @with_command_config
@@ -167,16 +170,17 @@ def _pairs(lines: BinaryIO, separator: bytes) -> Iterator[tuple[bytes | None, by
     default="earliest",
     show_default=True,
     metavar="POSITION",
-    help=POSITION_HELP,
+    help=f"Where to begin: {POSITION_HELP}",
 )
-@click.option("--partition", type=click.IntRange(min=0), help="Default: all partitions.")
+@one_partition_option
 @click.option("--key", metavar="TEXT", help="Only records with this key, all versions in the log.")
-@click.option("--max", "limit", type=click.IntRange(min=1), help="End after so many records.")
+@click.option("--max", "limit", cls=RangelessOption, type=click.IntRange(min=1), metavar="N",
+              help="Maximum number of records to print.")  # fmt: skip
 @click.option("--follow", is_flag=True, help="Wait for new records, until Ctrl-C.")
 @click.option(
     "--uncommitted", is_flag=True, help="Include records of open and aborted transactions."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a record.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 @bootstrap_option
 @with_command_config
 def consume(

@@ -14,6 +14,7 @@ from admin.kafka.client import (
     error_text,
     librdkafka,
 )
+from admin.rangeless_option import RangelessOption
 from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
@@ -31,7 +32,14 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="For example retention.ms=7d, segment.bytes=64MiB. Repeatable.",
+    help="Set a topic setting, such as retention.ms=7d or segment.bytes=64MiB. Repeatable.",
+)
+one_partition_option = click.option(
+    "--partition",
+    cls=RangelessOption,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only this partition; default: all.",
 )
 
 
@@ -148,8 +156,10 @@ def _offsets(row: Json) -> str:
 @click.argument("topic")
 @click.option(
     "--partitions",
+    cls=RangelessOption,
     type=click.IntRange(min=1),
-    help="Default: the broker's num.partitions.",
+    metavar="N",
+    help="Number of partitions; default: topic_defaults.partitions of the settings file.",
 )
 @set_option
 @bootstrap_option
@@ -176,8 +186,11 @@ def create_topic(
 @topics.command("alter", short_help="Change settings, or add partitions.")
 @click.argument("topic")
 @set_option
-@click.option("--unset", multiple=True, metavar="KEY", help="Use the default. Repeatable.")
-@click.option("--partitions", type=click.IntRange(min=1), help="New number of partitions.")
+@click.option("--unset", multiple=True, metavar="KEY",
+              help="Remove a setting that --set has set: the settings file's value or the default "
+              "applies again. Repeatable.")  # fmt: skip
+@click.option("--partitions", cls=RangelessOption, type=click.IntRange(min=1), metavar="N",
+              help="New number of partitions.")  # fmt: skip
 @bootstrap_option
 @with_command_config
 def alter_topic(

@@ -24,7 +24,8 @@ mechanism_option = click.option(
     "mechanisms",
     type=click.Choice(tuple(SCRAM)),
     multiple=True,
-    help="Repeatable. Default: all of them.",
+    metavar="NAME",
+    help=f"{' or '.join(SCRAM)}; default: both. Repeatable.",
 )
 
 
@@ -92,13 +93,14 @@ def _list_lines(answer: Json) -> list[str]:
     type=click.IntRange(4096, 16_384),
     default=ITERATIONS,
     show_default=True,
+    metavar="N",
     help="Number of rounds in which the password is hashed.",
 )
 @click.option(
     "--password",
     "source",
     metavar="SOURCE",
-    help="file:PATH or env:NAME. Without it, the command asks on the terminal.",
+    help="Where the password is: file:PATH or env:NAME; default: ask on the terminal.",
 )
 @bootstrap_option
 @with_command_config

@@ -63,7 +63,7 @@ def with_cluster(function: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         callback=parsed,
         metavar="HOST:PORT",
-        help="The broker's Kafka address (VARVE_BOOTSTRAP).",
+        help="The broker's address for Kafka clients (VARVE_BOOTSTRAP).",
     )(function)
     return with_command_config(function)
 

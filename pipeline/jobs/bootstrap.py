@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.security.clients import Cluster
 from config.topics.names import RESERVED_SUFFIX
@@ -388,13 +389,17 @@ def _pairs(
 @click.option("--format", "table_format", type=click.Choice(FORMATS), default="parquet",
               show_default=True, help="Format of the table.")  # fmt: skip
 @click.option(
-    "--key", "keys", multiple=True, metavar="COL", help="Key column; several columns make JSON."
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="COL",
+    help="Key column. Repeatable: several columns make JSON.",
 )
 @click.option(
     "--key-as", type=click.Choice(FORMS), default="auto", help="Write keys unchanged or as JSON."
 )
 @click.option("--value", "values", multiple=True, metavar="COL",
-              help="Value column; default: JSON of all other columns.")  # fmt: skip
+              help="Value column; default: JSON of all other columns. Repeatable.")  # fmt: skip
 @click.option(
     "--value-as",
     type=click.Choice(FORMS),
@@ -402,7 +407,7 @@ def _pairs(
     help="Write values unchanged or as JSON.",
 )
 @click.option("--header", "headers", multiple=True, callback=_pairs, metavar="NAME=COL",
-              help="Header and its column; may be repeated.")  # fmt: skip
+              help="Header and its column. Repeatable.")  # fmt: skip
 @click.option(
     "--headers-column", metavar="COL", help='Column with all headers, typed as in format("varve").'
 )
@@ -424,11 +429,11 @@ def _pairs(
 )
 @click.option("--since", metavar="JSON|@FILE",
               help='With --resume: offsets when the load began, {"0": 12}; default 0.')  # fmt: skip
-@click.option("--create", type=click.IntRange(1, 100_000), metavar="PARTITIONS",
+@click.option("--create", cls=RangelessOption, type=click.IntRange(1, 100_000), metavar="N",
               help="Create the topic with this many partitions.")  # fmt: skip
 @click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
-              help="Setting of the new topic; needs --create.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only count what would be written.")
+              help="Setting of the new topic; needs --create. Repeatable.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Write nothing; count what would be written.")
 @with_spark_options
 @with_cluster
 @json_option

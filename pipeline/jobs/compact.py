@@ -244,7 +244,7 @@ def answer(result: CompactResult) -> dict[str, Any]:
 @exit_on_error
 @click.argument("topic")
 @with_partitions
-@click.option("--dry-run", is_flag=True, help="Only report the expected result.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; report the expected result.")
 @click.option(
     "--no-adopt", is_flag=True, help="Submit the output, but do not publish it; see `adopt`."
 )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from admin.client import ApiClient
+from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.security.clients import Cluster
 from config.topics.names import view_name
@@ -35,7 +36,14 @@ from pipeline.client.topics import (
     read_topic,
     with_cluster,
 )
-from pipeline.command import SparkOptions, exit_on_error, show, with_broker, with_spark_options
+from pipeline.command import (
+    SparkOptions,
+    exit_on_error,
+    json_option,
+    show,
+    with_broker,
+    with_spark_options,
+)
 from pipeline.engines.java import write_whole
 from pipeline.erasure.cleaning import TombstoneClean, pinned_leases
 from pipeline.erasure.files import partition_folder, scan_files
@@ -347,13 +355,14 @@ class Eraser:
               help="Encoding of these lines.")  # fmt: skip
 @click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt to this file.")
 @click.option("--data", metavar="DIR", help="The broker's data directory: also scan its files.")
-@click.option("--timeout", type=click.FloatRange(0), default=TIMEOUT_SECONDS, show_default=True,
-              metavar="SECONDS", help="Maximum time to wait for the compaction.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only count the records.")
+@click.option("--timeout", cls=RangelessOption, type=click.FloatRange(0), default=TIMEOUT_SECONDS,
+              show_default=True, metavar="SECONDS",
+              help="Maximum time to wait for the clean; after it, the exit code is 4.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Erase nothing; count the records.")
 @with_spark_options
 @with_broker
 @with_cluster
-@click.option("--json", "as_json", is_flag=True, help="Print the receipt as one JSON document.")
+@json_option
 def command(
     *,
     topic: str,

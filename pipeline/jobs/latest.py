@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from admin.client import ApiClient
+from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.topics import cluster_errors, reach_topic
@@ -40,6 +41,7 @@ from pipeline.tables.target import Format, target
 @click.option(
     "--every",
     "every_seconds",
+    cls=RangelessOption,
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,

@@ -292,8 +292,12 @@ def command(
     client: ApiClient,
     as_json: bool,
 ) -> None:
-    """Count the live and superseded records, tombstones and keys of topics, estimate how long
-    records stay live, and recommend a cleanup policy and settings, with reasons.
+    """Count records of topics and recommend a cleanup policy and settings, with reasons.
+
+    The job counts live and superseded records, tombstones and keys, and estimates how long records
+    stay live. For example:
+
+    varve pipeline survey orders customers --html report.html
     """
     requested = _selected_topics(topics, is_all, cluster)
     for path in (html_path, out):

@@ -30,6 +30,7 @@ def table_options(function: Callable[P, None]) -> Callable[P, None]:
             type=click.Choice(FORMATS),
             default="parquet",
             show_default=True,
+            help="Format of the table.",
         ),
         click.option("--overwrite", is_flag=True, help="Replace an existing table."),
         _form("--key-as", "Type of the key column: binary, string, json:SCHEMA, json:@FILE."),

@@ -534,7 +534,7 @@ def _or_none(offset: int | None) -> str:
               help='Exclusive end offsets by partition, such as {"0": 12}.')  # fmt: skip
 @with_partitions
 @click.option("--examples", type=click.IntRange(0, 10_000), default=EXAMPLES, show_default=True,
-              help="Number of faults to list.")  # fmt: skip
+              metavar="N",               help="Number of faults to list.")  # fmt: skip
 @with_spark_options
 @with_broker
 @with_cluster

@@ -331,7 +331,7 @@ def ended_job(outcome: str, reason: str) -> dict[str, object]:
         ({"state": "aborting", "requested_offset": None}, ""),
         (
             {"requested_offset": None, "last_job": ended_job("aborted", "an operator aborted it")},
-            "the job was aborted: an operator aborted it",
+            "the clean was aborted: an operator aborted it",
         ),
         (
             {"requested_offset": None},
@@ -339,7 +339,7 @@ def ended_job(outcome: str, reason: str) -> dict[str, object]:
         ),
         ({"requested_offset": None, "first_dirty_offset": 100}, ""),
         ({"paused": True}, "t-0 is not being cleaned."),
-        ({"last_job": ended_job("failed", "disk full")}, "the job failed: disk full"),
+        ({"last_job": ended_job("failed", "disk full")}, "the clean failed: disk full"),
     ],
 )
 def test_a_wait_for_a_clean_ends_with_the_reason_of_the_job_and_not_before_it_has_ended(
@@ -347,3 +347,47 @@ def test_a_wait_for_a_clean_ends_with_the_reason_of_the_job_and_not_before_it_ha
 ) -> None:
     began = partition_status()
     assert reason_to_stop_waiting(partition_status(**changes), began) == reason
+
+
+def commands_below(command: click.Command, path: str = "varve") -> list[tuple[str, click.Command]]:
+    """Return the full name of each command, and the command."""
+    if not isinstance(command, click.Group):
+        return [(path, command)]
+    context = click.Context(command)
+    names = [
+        name for name in command.list_commands(context) if (path, name) != ("varve", "pipeline")
+    ]
+    children = [(name, command.get_command(context, name)) for name in names]
+    return [
+        row for name, child in children if child for row in commands_below(child, f"{path} {name}")
+    ]
+
+
+def test_every_option_has_a_help_text_and_names_no_range_that_says_nothing() -> None:
+    commands = commands_below(main) + commands_below(pipeline, "varve pipeline")
+    assert len(commands) > 50
+    for name, command in commands:
+        text = command.get_help(click.Context(command, info_name=name, max_content_width=300))
+        assert not re.search(r"(INTEGER|FLOAT) RANGE|x>=?[01]|9223372036854775807", text), name
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                assert option.help is not None, (name, option.opts)
+                assert option.help.endswith("."), (name, option.opts)
+
+
+def test_the_same_option_has_the_same_text_in_every_command() -> None:
+    texts: dict[str, set[str | None]] = {}
+    for _, command in commands_below(main) + commands_below(pipeline, "varve pipeline"):
+        for option in command.params:
+            if isinstance(option, click.Option):
+                texts.setdefault(option.opts[0], set()).add(option.help)
+    for name in ("--command-config", "--token-file", "--watch", "--conf", "--master", "--format"):
+        assert len(texts[name]) == 1, texts[name]
+
+
+@pytest.mark.parametrize(
+    "command", ["cleaner abort", "cleaner retry", "cleaner estimate", "view compact", "log skip"]
+)
+def test_the_help_says_how_to_name_a_partition(command: str) -> None:
+    text = CliRunner().invoke(main, [*command.split(), "--help"], max_content_width=100).output
+    assert "Give `customers 0` or `customers-0` for a partition" in text

@@ -76,7 +76,7 @@ def test_an_estimate_names_its_sums_other_slacks_and_each_group() -> None:
         ],
     }  # fmt: skip
     assert estimate_lines(answer, with_groups=True) == [
-        "orders-3: the next clean rewrites 1 of 3 groups of segments. It reads 3.0 MiB, writes "
+        "orders-3: the next clean rewrites 1 of 3 segment groups. It reads 3.0 MiB, writes "
         "512.0 KiB, frees 512.0 KiB and takes about 1.5 s.",
         "  No clean has read 1.0 MiB of it yet.",
         "",

@@ -230,7 +230,7 @@ def test_a_run_that_an_operator_aborts_fails_and_names_the_operator(tmp_path: Pa
             assert varve(broker, "abort", "customers", "0").stdout == "customers-0 aborted\n"
             done = running.result(60)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "varve: the job was aborted: an operator aborted it\n"
+        assert done.stderr == "varve: the clean was aborted: an operator aborted it\n"
         (job,) = answered(broker, "history", "customers", "0")["jobs"]
         assert (job["outcome"], job["reason"]) == ("aborted", "an operator aborted it")
 
