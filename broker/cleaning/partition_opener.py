@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from broker.cleaning.descriptors import run_in_thread
@@ -45,7 +46,12 @@ class PartitionOpener:
         threads = self._threads
         run_change = threads.change if threads.has_writers else None
         partition = Partition(
-            log, stats, self._flush_in_thread, self._fail_directory, run_change=run_change
+            log,
+            stats,
+            self._flush_in_thread,
+            self._fail_directory,
+            flush_share=self._flush_share,
+            run_change=run_change,
         )
         self.connect_to_cleaner(partition, log)
         return partition
@@ -60,14 +66,12 @@ class PartitionOpener:
         if log.config.compacts:
             self._wake_cleaner()
 
-    async def _flush_in_thread(self, log: Log, client: Hashable) -> None:
+    def _flush_share(self, log: Log, client: Hashable) -> AbstractAsyncContextManager[None]:
         if client is None:
-            await self._flush(log)
-            return
-        async with self._flush_slots[log.log_directory.path].slot(client):
-            await self._flush(log)
+            return nullcontext()
+        return self._flush_slots[log.log_directory.path].slot(client)
 
-    async def _flush(self, log: Log) -> None:
+    async def _flush_in_thread(self, log: Log) -> None:
         path = log.log_directory.path
         await self._threads.wait_unstalled(path)
         task = log.flusher.begin()

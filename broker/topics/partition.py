@@ -8,6 +8,7 @@ high watermark.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -23,8 +24,10 @@ from storage.model import AppendInfo, TopicPartition
 if TYPE_CHECKING:  # it imports the compiler
     from cleaner.engine.selective.appended_keys import AppendedKeys, BatchKeys
 
-# Flushes a log for a client, waiting in a thread; None: for the broker itself.
-FlushRunner = Callable[[Log, Hashable], Awaitable[None]]
+# Flushes a log, waiting in a thread.
+FlushRunner = Callable[[Log], Awaitable[None]]
+# Waits for the share of the flushes of a client, and occupies it; None: the broker itself.
+FlushShare = Callable[[Log, Hashable], AbstractAsyncContextManager[None]]
 _T = TypeVar("_T")
 
 
@@ -42,8 +45,9 @@ class Partition:
     __slots__ = (
         "_client",
         "_fail",
+        "_flush_share",
         "_flush_waiters",
-        "_flusher",
+        "_flushers",
         "_run_change",
         "_run_flush",
         "_waiters",
@@ -60,6 +64,8 @@ class Partition:
         stats: TopicStats,
         run_flush: FlushRunner,
         fail: Callable[[LogDirectoryError], None],
+        *,
+        flush_share: FlushShare = lambda _log, _client: nullcontext(),
         run_change: ChangeRunner | None = None,
     ) -> None:
         """`run_change` makes the changes of the log; None: the event loop does."""
@@ -68,12 +74,13 @@ class Partition:
         self.stats = stats  # of the whole topic
         self.keys: AppendedKeys | None = None  # of the active segment, if they are recorded
         self._run_flush = run_flush
+        self._flush_share = flush_share
         self._run_change = run_change
         self._fail = fail
-        self._client: Hashable = None  # whose records are flushed: the last one that produced
+        self._client: Hashable = None  # the last one that produced
         self._waiters: set[DataWait] = set()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._flusher: asyncio.Task[None] | None = None
+        self._flushers: dict[Hashable, asyncio.Task[None]] = {}  # by client
         self.flushing = asyncio.Lock()  # held while an fsync runs, or must not run
 
     def append(
@@ -123,7 +130,7 @@ class Partition:
         if self._waiters and not info.duplicate and info.last_offset < log.high_watermark:
             self._wake_for(header)
         if log.config.varve_flush_on_ack:
-            self._ensure_flusher()
+            self._ensure_flusher(self._client)
         return info
 
     def _append_ended(self, header: BatchHeader, pending: "asyncio.Future[AppendInfo]") -> None:
@@ -132,7 +139,7 @@ class Partition:
         if not pending.result().duplicate:
             self._wake_for(header)
         if self.log.config.varve_flush_on_ack:
-            self._ensure_flusher()
+            self._ensure_flusher(self._client)
 
     def roll(self, now_ms: int) -> None:
         """Close the active segment. The errors are those of LogRoller.roll and `change`."""
@@ -200,17 +207,21 @@ class Partition:
     def wait_flushed(self, next_offset: int) -> asyncio.Future[None]:
         """Return a future that ends when everything below `next_offset` is fsynced.
 
-        It fails with LogDirectoryError if the fsync does, and with the error of `close`.
+        The fsync takes the share of the client that produced last. The future fails
+        with LogDirectoryError if the fsync does, and with the error of `close`.
         """
+        return self._wait_flushed(next_offset, self._client)
+
+    def _wait_flushed(self, next_offset: int, client: Hashable) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_waiters.append((next_offset, future))
-        self._ensure_flusher()
+        self._ensure_flusher(client)
         return future
 
     async def flush(self) -> None:
-        """Fsync all appended records. Raises LogDirectoryError."""
+        """Fsync all appended records, for the broker itself. Raises LogDirectoryError."""
         if not self.log.flusher.is_flushed:
-            await self.wait_flushed(self.log.log_end_offset)
+            await self._wait_flushed(self.log.log_end_offset, None)
 
     def add_waiter(self, waiter: DataWait) -> None:
         """Tell `waiter` of appends, and wake it when the partition changes in another way."""
@@ -234,8 +245,8 @@ class Partition:
 
     async def wait_idle(self) -> None:
         """Wait until no fsync of this log is running."""
-        if self._flusher is not None:
-            await asyncio.wait([self._flusher])
+        if self._flushers:
+            await asyncio.wait(self._flushers.values())
 
     def fail_waiters(self, error: Exception) -> None:
         """End all waits, because the partition is deleted, offline or truncated."""
@@ -245,18 +256,23 @@ class Partition:
                 future.set_exception(error)
         self.wake()
 
-    def _ensure_flusher(self) -> None:
-        if self._flusher is None:
+    def _ensure_flusher(self, client: Hashable) -> None:
+        if client not in self._flushers:
             name = f"flush {self.partition}"
-            self._flusher = asyncio.create_task(self._group_commit(), name=name)
+            self._flushers[client] = asyncio.create_task(self._group_commit(client), name=name)
 
-    async def _group_commit(self) -> None:
-        """Fsync until no caller waits and, with flush.on.ack, all records are visible."""
+    async def _group_commit(self, client: Hashable) -> None:
+        """Fsync until no caller waits and, with flush.on.ack, all records are visible.
+
+        Each client has its own task: one that flushes much does not delay the others here.
+        """
         try:
-            while self._flush_waiters or self._hides_records():
-                async with self.flushing:
-                    await self._run_flush(self.log, self._client)
-                self._release_flushed()
+            while self._must_flush():
+                # The lock is the inner one: who waits for it does not wait for a share.
+                async with self._flush_share(self.log, client), self.flushing:
+                    if self._must_flush():  # no other client's task has done it
+                        await self._run_flush(self.log)
+                        self._release_flushed()
         except LogDirectoryError as error:
             self._fail(error)
             self.fail_waiters(error)
@@ -266,12 +282,13 @@ class Partition:
             self.fail_waiters(StorageError(f"fsync of {self.partition} ended: {error!r}"))
             raise
         finally:
-            self._flusher = None
+            del self._flushers[client]
 
-    def _hides_records(self) -> bool:
-        """Return whether appended records wait for an fsync before readers see them."""
+    def _must_flush(self) -> bool:
+        """Return whether callers, or readers of appended records, wait for an fsync."""
         log = self.log
-        return log.config.varve_flush_on_ack and log.high_watermark < log.log_end_offset
+        is_hidden = log.config.varve_flush_on_ack and log.high_watermark < log.log_end_offset
+        return bool(self._flush_waiters) or is_hidden
 
     def _release_flushed(self) -> None:
         flushed = self.log.recovery_point

@@ -14,6 +14,7 @@ from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import THREADS_MAX, DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.security.principal import Principal
+from broker.topics.partition import Partition
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
 from protocol.api import ApiKey
@@ -124,6 +125,43 @@ async def test_a_client_with_many_partitions_leaves_half_of_the_flushes_to_other
     threads.released.set()
     logs = await asyncio.gather(*greedy, *others)
     assert all(log.high_watermark == 1 for log in logs)
+
+
+@pytest.mark.parametrize("client", ["other", None])
+async def test_the_flush_of_a_partition_does_not_wait_behind_those_of_another_client(
+    client: Hashable,
+) -> None:
+    env = MemoryEnv(seed=5)
+    threads = HeldSyncs(env)
+    opened = Opened(env, threads)
+    logs = [open_log(env, FLUSHED, folder=f"/data/orders-{number}") for number in range(100)]
+    partitions = [opened.opener.open(log) for log in logs]
+
+    def produce(partition: Partition, client: Hashable) -> None:
+        batch = batch_of(b"value")
+        partition.append(memoryview(batch), read_header(batch), NOW_MS, client=client)
+
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    for partition in partitions:
+        produce(partition, "greedy")
+    await settle()
+    shared = partitions[-1]
+    assert threads.running == THREADS_MAX // 2
+    if client is None:
+        flush = asyncio.ensure_future(shared.flush())  # as retention and moves do
+    else:
+        produce(shared, client)
+        flush = asyncio.ensure_future(shared.wait_flushed(2))
+    await settle()
+    assert threads.running == THREADS_MAX // 2 + 1
+    assert shared.flushing.locked()
+    threads.released.set()
+    await flush
+    await asyncio.gather(*(partition.wait_idle() for partition in partitions))
+    assert opened.stats.flushes.count == len(partitions)
 
 
 async def test_a_produced_record_takes_the_share_of_its_producer(

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -59,7 +59,7 @@ def log_maintenance(
 
     log = manager.table.logs[PARTITION]
 
-    async def flush_in_thread(opened: Log, _client: Hashable) -> None:
+    async def flush_in_thread(opened: Log) -> None:
         task = opened.flusher.begin()
         await asyncio.to_thread(task.run)
         opened.flusher.done(task)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ class Flusher:
         self.turns = turns
         self.flushes = 0
 
-    async def __call__(self, log: Log, _client: Hashable) -> None:
+    async def __call__(self, log: Log) -> None:
         task = log.flusher.begin()
         for _ in range(self.turns):
             await asyncio.sleep(0)

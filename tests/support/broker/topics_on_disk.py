@@ -1,7 +1,7 @@
 """Topics over an in-memory disk, without a broker around them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -84,7 +84,7 @@ class TopicsOnDisk:
     async def _open_views(self, topics: Iterable[Topic]) -> None:
         pass  # there is no ledger to read
 
-    async def _flush(self, _opened: Log, _client: Hashable) -> None:
+    async def _flush(self, _opened: Log) -> None:
         await asyncio.Event().wait()  # a disk that takes its time
 
     # What the topics ask of the cleaner.
