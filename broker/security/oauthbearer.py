@@ -299,9 +299,9 @@ def _is_user_name(name: object) -> TypeGuard[str]:
 
 def _time(claims: Mapping[str, Any], name: str, default: float) -> float:
     value = claims.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
         raise TokenError(f"the claim {name} is not a time")
-    return float(min(value, TIME_MAX))
+    return float(max(-TIME_MAX, min(value, TIME_MAX)))
 
 
 def _scopes(claims: Mapping[str, Any]) -> frozenset[str]:
