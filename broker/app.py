@@ -510,12 +510,12 @@ class Broker:
             ("transactions", self.coordinators.transactions.close),
             ("groups", self.coordinators.groups.close),
             ("reload", self._stop_reloading),
+            ("views", self.view_scheduler.stop),  # a move waits for a compaction of its view
             ("replica moves", self.moves.stop),
             ("metadata changes", partial(self.metadata_writer.wait_idle, budget)),
             ("offsets topic", self.coordinators.offsets_topic.stop),
             ("transaction topic", self.coordinators.transaction_topic.stop),
             ("spark", self.spark.stop),
-            ("views", self.view_scheduler.stop),
             ("leases", self.leases.stop),
             ("log checks", self.log_checks.stop),
             ("erasures", self.erasures.stop),

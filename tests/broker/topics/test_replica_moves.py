@@ -10,6 +10,7 @@ import pytest
 from broker.app import Broker
 from broker.topics.partition import Partition
 from broker.topics.replica_moves import RATE_KEY, SWITCH_BYTES
+from cleaner.job import CleanAbortedError
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -21,7 +22,11 @@ from storage.format.checkpoints import decode_offsets
 from storage.log.log import Log
 from storage.manager.replica_copy import CopyStoppedError, ReplicaCopy
 from storage.model import TopicPartition
-from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
+from tests.support.broker.broker_in_memory import (
+    broker_in_memory,
+    broker_settings,
+    kafka_request,
+)
 from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.logs import batch_of, read_records
 from tests.support.storage.memory_env import MemoryEnv
@@ -512,6 +517,37 @@ async def test_a_stop_waits_for_the_step_of_a_move_and_not_for_its_rate(broker: 
     async with asyncio.timeout(20):
         await broker.moves.stop()
     assert broker.moves.copies_in(target.path) == []
+
+
+async def test_a_stop_aborts_the_compaction_that_a_move_waits_for(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, aborted, waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def compact_for_hours(*_: Any, **__: Any) -> None:
+        begun.set()
+        await aborted.wait()
+        raise CleanAbortedError
+
+    broker = Broker(broker_settings(*DISKS), env)
+
+    def view_files(partition: TopicPartition) -> asyncio.Lock:
+        waits.set()
+        return broker.view_scheduler.files_of(partition)
+
+    await broker.start()
+    await broker.metadata_service.create(
+        NAME.topic, 1, {"cleanup.policy": "compact", "varve.view": "compacted"}
+    )
+    monkeypatch.setattr(broker.view_scheduler._maker, "compact", compact_for_hours)
+    monkeypatch.setattr(broker.view_scheduler._maker, "abort", aborted.set)
+    monkeypatch.setattr(broker.moves, "_view_files", view_files)
+    async with asyncio.timeout(20):
+        broker.view_scheduler.begin(NAME)
+        await begun.wait()
+        broker.moves.request(served(broker), other(broker))
+        await waits.wait()
+        await broker.stop()
 
 
 async def test_the_first_dirty_offset_moves_to_the_checkpoint_of_the_target(
