@@ -90,6 +90,21 @@ def reader_settings(settings: dict[str, Any], *, uncommitted: bool = False) -> d
     }
 
 
+def hides_resources() -> bool:
+    """Return whether the command's broker has authorization, and may hide names from the user."""
+    from protocol.acl_codes import ResourceType
+    from protocol.client.administration import AclsClient, RefusedError
+    from protocol.errors import ErrorCode
+
+    bootstrap: str = click.get_current_context().params["bootstrap"]
+    with connected(bootstrap, AclsClient) as client:
+        try:
+            client.describe(principal=None, resource_type=ResourceType.CLUSTER, name=None)
+        except RefusedError as error:
+            return error.code != ErrorCode.SECURITY_DISABLED
+    return True
+
+
 def error_text(error: "KafkaError") -> str:
     """Return the broker's message, or librdkafka's where it sent none."""
     return (error.str() or error.name()).removeprefix("Broker: ")

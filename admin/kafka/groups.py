@@ -7,7 +7,13 @@ import click
 
 from admin.client import Json
 from admin.command import fail, json_option, show, with_command_config
-from admin.kafka.client import REQUEST_SECONDS, bootstrap_option, error_text, librdkafka
+from admin.kafka.client import (
+    REQUEST_SECONDS,
+    bootstrap_option,
+    error_text,
+    hides_resources,
+    librdkafka,
+)
 from admin.kafka.positions import POSITION_HELP, TopicPosition, position
 from admin.kafka.topics import one_partition_option, partition_numbers
 from admin.tables import columns
@@ -36,19 +42,20 @@ def list_groups(*, as_json: bool, bootstrap: str) -> None:
     with librdkafka(bootstrap) as settings:
         admin = AdminClient(settings)  # its futures fail once it is gone
         answer = admin.list_consumer_groups().result(REQUEST_SECONDS)
+        may_be_hidden = not answer.valid and hides_resources()
     if answer.errors:
         fail("\n".join(error_text(error.args[0]) for error in answer.errors))
     rows = [
         {"group": group.group_id, "state": group.state.name, "type": group.type.name}
         for group in sorted(answer.valid, key=lambda group: group.group_id)
     ]
-    show({"groups": rows}, as_json, _list_lines)
+    show({"groups": rows}, as_json, lambda answer: _list_lines(answer, may_be_hidden))
 
 
-def _list_lines(answer: Json) -> list[str]:
+def _list_lines(answer: Json, may_be_hidden: bool) -> list[str]:
     rows = answer["groups"]
     if not rows:
-        return ["There are no groups, or you may describe none."]
+        return [f"There are no groups{', or you may describe none' if may_be_hidden else ''}."]
     table = [("GROUP", "STATE", "PROTOCOL")]
     table += [(row["group"], row["state"].lower(), row["type"].lower()) for row in rows]
     return columns(table, right=set())
@@ -160,6 +167,7 @@ def delete_groups(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
     metavar="POSITION",
     help=f"Where to move: {POSITION_HELP}",
 )
+@click.option("--create", is_flag=True, help="Create the group if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the new offsets.")
 @bootstrap_option
 @with_command_config
@@ -169,6 +177,7 @@ def reset_offsets(
     *,
     partition: int | None,
     target: TopicPosition,
+    create: bool,
     dry_run: bool,
     bootstrap: str,
 ) -> None:
@@ -185,7 +194,8 @@ def reset_offsets(
         admin = AdminClient(settings)
         numbers = partition_numbers(admin, topic, partition)
         before = _committed(admin, group)
-        is_new = not before and _describe(admin, group).state.name == "DEAD"
+        if not create and not before and _describe(admin, group).state.name == "DEAD":
+            fail(f"no such group: {group}; `varve groups list` shows all, --create makes a new one")
         offsets = target.resolve(admin, topic, numbers, REQUEST_SECONDS)
         if not dry_run:
             rows = [TopicPartition(topic, number, offsets[number]) for number in numbers]
@@ -197,9 +207,6 @@ def reset_offsets(
         old = before.get((topic, number))
         table.append((f"{topic}-{number}", "-" if old is None else str(old), str(offsets[number])))
     click.echo("\n".join(map(printable, columns(table, right={1, 2}))))
-    if is_new:
-        creates = "would create" if dry_run else "has created"
-        click.echo(f"There was no group {printable(group)}: the command {creates} it.")
     if dry_run:
         click.echo("Nothing is changed: --dry-run.")
 

@@ -12,6 +12,7 @@ from admin.kafka.client import (
     bootstrap_option,
     connected,
     error_text,
+    hides_resources,
     librdkafka,
 )
 from admin.rangeless_option import RangelessOption
@@ -19,7 +20,8 @@ from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
 from config.topics.names import INTERNAL_TOPICS
-from config.units import about_size
+from config.topics.table import LONG_MAX, TOPIC_KEYS
+from config.units import about_size, about_span
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConfigEntry  # type: ignore[attr-defined]
@@ -63,6 +65,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
         found = admin.list_topics(timeout=REQUEST_SECONDS).topics
         names = sorted(name for name in found if internal or name not in INTERNAL_TOPICS)
         policies = {name: row[POLICY].value for name, row in _settings(admin, names).items()}
+        may_be_hidden = not names and hides_resources()
     sizes = _sizes(bootstrap)
     rows = [
         {
@@ -73,13 +76,14 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
         }
         for name in names
     ]
-    show({"topics": rows}, as_json, _list_lines)
+    show({"topics": rows}, as_json, lambda answer: _list_lines(answer, may_be_hidden))
 
 
-def _list_lines(answer: Json) -> list[str]:
+def _list_lines(answer: Json, may_be_hidden: bool) -> list[str]:
     rows = answer["topics"]
     if not rows:
-        return ["There are no topics, or you may describe none. `varve topics create` creates one."]
+        hidden = ", or you may describe none" if may_be_hidden else ""
+        return [f"There are no topics{hidden}. `varve topics create` creates one."]
     table = [("TOPIC", "PARTITIONS", "POLICY", "SIZE")]
     table += [
         (row["topic"], str(row["partitions"]), row["cleanup_policy"] or "none", _size(row))
@@ -140,7 +144,7 @@ def _describe_lines(answer: Json) -> list[str]:
     ]
     if answer["settings"]:
         lines += ["", "Settings that differ from the defaults:"]
-        lines += [f"  {name}={value}" for name, value in answer["settings"].items()]
+        lines += [f"  {_setting(name, value)}" for name, value in answer["settings"].items()]
     table = [("PARTITION", "OFFSETS", "SIZE")]
     table += [(str(row["partition"]), _offsets(row), _size(row)) for row in rows]
     return [*lines, "", *columns(table, right={0, 2})]
@@ -239,7 +243,7 @@ def alter_topic(
             (future,) = admin.incremental_alter_configs([resource]).values()
             future.result(REQUEST_SECONDS)
             for key, value in values.items():
-                click.echo(printable(f"{topic}: {key}={value}"))
+                click.echo(printable(f"{topic}: {_setting(key, value)}"))
             if unset:
                 (results,) = _settings(admin, [topic]).values()
                 for key in unset:
@@ -315,7 +319,17 @@ def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
 def _unset_text(key: str, result: "ConfigEntry") -> str:
     """Say which value applies after the topic's own was removed."""
     source = "the default" if result.is_default else "from the settings file or the broker"
-    return f"{key} is now {result.value} ({source})"
+    return f"{_setting(key, result.value)}, {source}"
+
+
+def _setting(key: str, value: str | None) -> str:
+    """Return KEY=VALUE; a duration or size also in the unit that people use for it."""
+    text = f"{key}={value}"
+    unit = TOPIC_KEYS[key].unit if key in TOPIC_KEYS else ""
+    if value is None or not unit or not 1000 < int(value) < LONG_MAX:
+        return text
+    rounded = about_size(int(value)) if unit == "bytes" else about_span(int(value))
+    return f"{text} ({rounded.replace('.0 ', ' ')})"
 
 
 def partition_numbers(
@@ -328,9 +342,10 @@ def partition_numbers(
     # All topics: a request for one topic may create it (auto.create.topics.enable).
     found = admin.list_topics(timeout=REQUEST_SECONDS).topics.get(topic)
     if found is None:
+        hidden = ", or you may not describe it" if hides_resources() else ""
         fail(
-            f"there is no topic {topic}, or you may not describe it; `varve topics list` shows all "
-            "that you may, `varve topics create` makes a new one"
+            f"there is no topic {topic}{hidden}; `varve topics list` shows all, `varve topics "
+            "create` makes a new one"
         )
     count = len(found.partitions)
     if partition is None:

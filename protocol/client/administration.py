@@ -106,7 +106,11 @@ class LogDirClient(BlockingClient):
 
 
 class RefusedError(Exception):
-    """The broker refused a request."""
+    """The broker refused a request with this error code."""
+
+    def __init__(self, code: int, message: str | None) -> None:
+        super().__init__(message or str(BrokerRefusedError("the broker refused", code)))
+        self.code = code
 
 
 class UsersClient(BlockingClient):
@@ -159,7 +163,7 @@ class UsersClient(BlockingClient):
 
 def _check(code: int, message: str | None) -> None:
     if code:
-        raise RefusedError(message or str(BrokerRefusedError("the broker refused", code)))
+        raise RefusedError(code, message)
 
 
 class Acl(NamedTuple):

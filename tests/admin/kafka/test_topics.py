@@ -17,7 +17,7 @@ from config import exit_codes
 from storage.format.batch import read_header
 from storage.format.compression import ZSTD
 from tests.support.ports import free_port
-from tests.support.varve import VarveBroker
+from tests.support.varve import VarveBroker, running_varve
 
 
 def run(broker: VarveBroker, *arguments: str, lines: bytes = b"") -> Result:
@@ -69,7 +69,7 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
                   "--set", "min.cleanable.dirty.ratio=0.2", "--partitions", "3")  # fmt: skip
     assert output.splitlines() == [
         "t1: min.cleanable.dirty.ratio=0.2",
-        "t1: segment.ms is now 604800000 (the default)",
+        "t1: segment.ms=604800000 (7 d), the default",
         "t1: 3 partitions",
     ]
     assert done(broker, "topics", "describe", "t1").splitlines() == [
@@ -93,7 +93,7 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
 def test_a_setting_may_have_a_unit_as_in_the_settings_file(broker: VarveBroker) -> None:
     done(broker, "topics", "create", "units", "--set", "segment.bytes=64MiB")
     output = done(broker, "topics", "alter", "units", "--set", "retention.ms=7d")
-    assert output == "units: retention.ms=604800000\n"
+    assert output == "units: retention.ms=604800000 (7 d)\n"
     settings = answered(broker, "topics", "describe", "units")["settings"]
     assert settings == {"retention.ms": "604800000", "segment.bytes": str(64 << 20)}
 
@@ -193,6 +193,13 @@ def test_a_refusal_names_its_reason_and_creates_nothing(
     names = {row["topic"] for row in answered(broker, "topics", "list")["topics"]}
     assert "there" in names
     assert not names & {"new", "missing"}
+
+
+def test_a_broker_without_authorization_is_said_to_hide_nothing(tmp_path: Path) -> None:
+    with running_varve(tmp_path / "varve", {}) as broker:
+        assert done(broker, "groups", "list") == "There are no groups.\n"
+        assert "There are no topics. " in done(broker, "topics", "list")
+        assert "there is no topic missing; " in refused(broker, "topics", "describe", "missing")
 
 
 def test_a_broker_that_is_gone_is_unreachable() -> None:
@@ -412,8 +419,12 @@ def test_a_group_shows_its_lag_is_moved_and_deleted(broker: VarveBroker) -> None
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 3
     done(broker, *reset[:-1], "99")  # beyond the end: the end
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 0
-    misspelt = done(broker, *reset[:2], "biling", *reset[3:], "--dry-run").splitlines()
-    assert misspelt[2] == "There was no group biling: the command would create it."
+    for options in ((), ("--dry-run",)):
+        misspelt = refused(broker, *reset[:2], "biling", *reset[3:], *options)
+        assert "no such group: biling; " in misspelt
+    assert "biling" not in done(broker, "groups", "list")
+    done(broker, *reset[:2], "auditing", *reset[3:], "--create")
+    assert "auditing" in done(broker, "groups", "list")
     assert done(broker, "groups", "delete", "billing", "--yes") == "billing is deleted.\n"
     assert "no such group: billing" in refused(broker, "groups", "describe", "billing")
 
