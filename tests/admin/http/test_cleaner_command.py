@@ -5,6 +5,7 @@ from click.testing import CliRunner, Result
 
 from admin.client import ApiClient, ApiRefusedError, Json
 from admin.http.cleaner import cleaner
+from admin.http.views import view
 
 
 def estimated(
@@ -84,3 +85,19 @@ def test_a_pause_of_all_partitions_says_that_later_ones_are_cleaned(
     assert result.stdout == (
         "2 partitions: each is paused; partitions that are created later are cleaned\n"
     )
+
+
+def test_a_view_of_one_partition_is_named_as_in_the_cleaner_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def get(_client: ApiClient, _path: str, **_query: object) -> Json:
+        raise ApiRefusedError(404, "there is no topic orders-3")
+
+    def post(_client: ApiClient, path: str, *_: object) -> Json:
+        assert path == "/partitions/orders/3/abort"
+        return {"topic": "orders", "partition": 3, "changed": True}
+
+    monkeypatch.setattr(ApiClient, "get", get)
+    monkeypatch.setattr(ApiClient, "post", post)
+    result = CliRunner().invoke(view, ["abort", "orders-3"])
+    assert result.stdout == "orders-3: compaction aborted\n"

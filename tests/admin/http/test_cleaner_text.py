@@ -193,3 +193,12 @@ def test_empty_partitions_of_internal_topics_are_one_line() -> None:
     )
     listed = status_lines(status(), internal, "__consumer_offsets")
     assert len(first_words(listed)) == 50
+
+
+def test_a_transition_names_its_event_and_segment_groups_as_such() -> None:
+    entry = {"at_ms": 0, "event": "GroupsReady", "before": "cleaning", "after": "publishing"}
+    answer = {
+        "sentences": ["orders-0 is clean."],
+        "transitions": [{**entry, "reason": None, "details": {}}],
+    }
+    assert explanation_lines(answer)[-1].endswith("  segment groups ready: cleaning -> publishing")
