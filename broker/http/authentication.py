@@ -63,11 +63,14 @@ class HttpAuthentication:
         tokens: tuple[bytes, ...] = (),
         *,
         has_users: bool = False,
+        has_permissions: bool = False,
     ) -> None:
+        """`has_permissions`: `authorization` is enabled, also for requests without credentials."""
         self._authentication = authentication
         self._allows = allows
         self.tokens = tokens  # this and the next: a reload replaces them
         self.has_users = has_users
+        self._has_permissions = has_permissions
 
     @property
     def needs_credentials(self) -> bool:
@@ -104,7 +107,7 @@ class HttpAuthentication:
         `last` sent the last authorized request of the connection.
         """
         if not self.needs_credentials:
-            return Sender(ANONYMOUS, is_unlimited=True)
+            return Sender(ANONYMOUS, is_unlimited=not self._has_permissions)
         scheme, credentials = _parts(authorization)
         match scheme:
             case "bearer" if self._takes_bearer:
@@ -132,7 +135,8 @@ class HttpAuthentication:
             "the cluster" if kind is ResourceType.CLUSTER else f"topic {name[:250]}"
             for kind, name in resources
         )
-        return Refusal(403, f"{principal} needs {operation.name} on {names}")
+        hint = "" if self.needs_credentials else "; http_users and http_token_file allow to sign in"
+        return Refusal(403, f"{principal} needs {operation.name} on {names}{hint}")
 
     def _is_token(self, text: str) -> bool:
         """Return whether a text is a token of the settings."""

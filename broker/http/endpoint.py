@@ -41,7 +41,11 @@ class HttpEndpoint:
             health,
             Guard.of(settings.http, self.scheme),
             HttpAuthentication(
-                authentication, allows, self._tokens(), has_users=settings.http_users
+                authentication,
+                allows,
+                self._tokens(),
+                has_users=settings.http_users,
+                has_permissions=settings.authorization.enabled,
             ),
             routes,
             observer=observer,

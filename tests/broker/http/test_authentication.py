@@ -157,6 +157,19 @@ async def test_the_token_must_be_right(authorization: str, is_right: bool) -> No
     shared.credentials.close()
 
 
+async def test_permissions_count_for_requests_without_credentials() -> None:
+    """Also on loopback, where an HTTP API without users and token is open otherwise."""
+    for is_enabled in (False, True):
+        env = MemoryEnv(seed=2)
+        async with broker_in_memory(
+            env, authorization={"enabled": is_enabled, "super_users": ["User:admin"]}
+        ) as broker:
+            status, text, _ = await ask(broker, STATUS)
+            assert status == (403 if is_enabled else 200)
+            refusal = "User:ANONYMOUS needs DESCRIBE on the cluster; http_users and http_token_file"
+            assert (refusal in text) == is_enabled
+
+
 async def test_a_signed_token_names_a_user(tmp_path: Path) -> None:
     provider, keys = IdentityProvider(), tmp_path / "keys.json"
     keys.write_bytes(provider.jwks())
