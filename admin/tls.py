@@ -212,12 +212,10 @@ def _write_all(directory: Path, files: dict[str, bytes]) -> None:
 
 
 def _advice(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[str]:
-    host = hosts[0] if hosts else "localhost"
-    address = f"[{host}]:9093" if ":" in host else f"{host}:9093"
     lines = [
         f"Settings of the broker, for certificates in {directory}:",
         "",
-        f'listeners: ["SSL://{address}"]',
+        f"listeners: [{_listener(hosts[0] if hosts else 'localhost')}]",
         "http_tls: true",
         "tls:",
         f"  certificate_file: {directory}/server.pem",
@@ -238,4 +236,18 @@ def _advice(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> li
             "ssl.keystore.type=PEM",
             f"ssl.keystore.location={directory}/{_client_file(clients[0])}",
         ]
+    if clients[1:]:
+        others = ", ".join(map(_client_file, clients[1:]))
+        lines += ["", f"For the other clients, name their files in ssl.keystore.location: {others}"]
     return lines
+
+
+def _listener(host: str) -> str:
+    """Return a listener that clients reach under a host name or an IP address, as YAML."""
+    from cryptography import x509
+
+    if host != "localhost" and isinstance(_general_name(host), x509.DNSName):
+        return (
+            f'{{name: OUTSIDE, protocol: SSL, address: "0.0.0.0:9093", advertise: "{host}:9093"}}'
+        )
+    return f'"SSL://[{host}]:9093"' if ":" in host else f'"SSL://{host}:9093"'

@@ -7,11 +7,12 @@ broker-wide names (broker_keys.py).
 """
 
 import os.path
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic import field_validator as checks
 from pydantic_core import PydanticCustomError
 
@@ -371,7 +372,13 @@ class SaslSettings(_Model):
         return self
 
 
-_Principal = Annotated[str, Field(pattern=r"^[^:]+:.+$", max_length=4096)]  # User:alice
+def _check_principal(text: str) -> str:
+    if not re.fullmatch("[^:]+:.+", text):
+        raise ValueError(f"expected a principal such as User:{text[:80] or 'alice'}")
+    return text
+
+
+_Principal = Annotated[str, Field(max_length=4096), AfterValidator(_check_principal)]
 
 
 class SchemaRegistrySettings(_Model):

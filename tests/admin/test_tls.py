@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from admin.client import ApiClient
 from admin.tls import tls
 from config.security.clients import Cluster, read_command_config
+from config.settings import Settings
 from protocol.client.administration import LogDirClient
 from protocol.client.connection import SecurityRefusedError
 from tests.support.ports import free_port
@@ -70,6 +71,20 @@ def test_names_that_cannot_be_used_are_refused(tmp_path: Path, options: list[str
     done = CliRunner().invoke(tls, ["init", str(tmp_path / "tls"), *options])
     assert (done.exit_code, options[0] in done.output) == (2, True)
     assert not (tmp_path / "tls").exists()
+
+
+def test_the_advice_is_a_settings_file_that_starts_under_a_name_of_another_machine(
+    tmp_path: Path,
+) -> None:
+    options = ["--host", "kafka.example.org", "--client", "alice", "--client", "admin"]
+    done = CliRunner().invoke(tls, ["init", str(tmp_path), *options])
+    advice = done.output.partition("\n\n")[2].partition("\n\n")[0]
+    loaded = Settings.model_validate(yaml.safe_load(advice))
+    (listener,) = loaded.listeners
+    assert (str(listener.address), str(listener.advertise)) == (
+        "0.0.0.0:9093", "kafka.example.org:9093"
+    )  # fmt: skip
+    assert "ssl.keystore.location: client-admin.pem" in done.output
 
 
 def test_sighup_replaces_the_certificates_of_kafka_and_https(tmp_path: Path) -> None:

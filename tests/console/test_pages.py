@@ -309,7 +309,7 @@ def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) 
     expect(dialog.get_by_role("button", name="Delete topic")).to_be_disabled()
     dialog.get_by_role("textbox").fill("parcels")
     dialog.get_by_role("button", name="Delete topic").click()
-    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+    expect(page.get_by_role("heading", name="Topics", exact=True)).to_be_visible()
     assert "parcels" not in broker.get("/api/v1/topics")
 
 
@@ -638,7 +638,7 @@ def test_a_user_signs_in_with_a_password(page: Page, tmp_path: Path) -> None:
         page.get_by_label("User", exact=True).last.fill("ada")
         page.get_by_label("Password").fill("correct horse")
         page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+        expect(page.get_by_role("heading", name="Topics", exact=True)).to_be_visible()
 
 
 def test_a_failed_reload_of_the_settings_is_shown_until_one_succeeds(

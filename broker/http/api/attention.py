@@ -28,6 +28,7 @@ def problems(
     not_served: Sequence[str],
     damaged: Mapping[str, int],
     quarantines: Mapping[TopicPartition, Quarantined],
+    policy_unknown: Iterable[str],
     over_max_lag: int,
     erasures_unknown: str | None,
     erasures_at_risk: int,
@@ -39,7 +40,8 @@ def problems(
     """Return the problems.
 
     `not_served` has a line for each disk and partition that is not served, `damaged` the number
-    of damaged partitions of each topic. `over_max_lag`, `erasures_at_risk` and `paused` count
+    of damaged partitions of each topic, `policy_unknown` the topics that are neither cleaned nor
+    expired until somebody sets their policy. `over_max_lag`, `erasures_at_risk` and `paused` count
     partitions, and `paused_internal` those of internal topics among the paused.
     `erasures_unknown` says why no erasure is carried out, if so. `reload_problem` is that of
     the last reload of the settings, if it failed.
@@ -48,6 +50,7 @@ def problems(
         *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
         *_bounded("damaged", _damaged(damaged)),
         *_bounded("quarantined", _quarantined(quarantines)),
+        *_bounded("policy_unknown", _policy_unknown(policy_unknown)),
     ]
     if reload_problem is not None:
         found.append(Problem("not_reloaded", reload_problem))
@@ -78,6 +81,12 @@ def _quarantined(quarantines: Mapping[TopicPartition, Quarantined]) -> Iterator[
     for partition in sorted(quarantines):
         text = f"{partition} is in quarantine: {quarantines[partition].reason}"
         yield Problem("quarantined", text, partition.topic, partition.partition)
+
+
+def _policy_unknown(topics: Iterable[str]) -> Iterator[Problem]:
+    for topic in topics:
+        text = f"{topic} is neither cleaned nor expired: its cleanup.policy is unknown"
+        yield Problem("policy_unknown", text, topic)
 
 
 def _bounded(kind: str, found: Iterable[Problem]) -> Iterator[Problem]:

@@ -78,6 +78,9 @@ class OverviewApi:
 
     async def _problems(self, not_ready: list[str], turns: Turns) -> list[Problem]:
         damaged = Counter[str]()
+        policy_unknown = [
+            topic.name async for topic in turns.over(self._topics) if not topic.config.policy_known
+        ]
         async for partition in turns.over(self._topics.partitions()):
             if partition.log.damage.ranges:
                 damaged[partition.partition.topic] += 1
@@ -86,6 +89,7 @@ class OverviewApi:
             not_served=not_ready,
             damaged=damaged,
             quarantines=self._pool.in_progress.quarantines(),
+            policy_unknown=policy_unknown,
             over_max_lag=self._pool.stats.over_lag_partitions,
             erasures_unknown=self._erasures.unknown_because,
             erasures_at_risk=sum(self._erasures.at_risk.values()),

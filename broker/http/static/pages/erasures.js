@@ -66,8 +66,10 @@ function List({ path, rows, reload }) {
 
 function state(row) {
   const isAtRisk = row.partitions.some((part) => part.risk !== null);
+  const hadValue = row.partitions.some((part) => part.tombstone_offset !== null);
   return html`<${Tag} kind=${KINDS[row.state]}>${row.state}<//>
     ${isAtRisk && html`<${Tag} kind="bad">at risk<//>`}
+    ${row.state === "complete" && !hadValue && html`<small class="block">No value of this key was found, so nothing was erased.</small>`}
     ${row.reason && html`<small class="block">${row.reason}</small>`}`;
 }
 

@@ -57,6 +57,7 @@ const REMEDIES = {
   damaged: ["See what is damaged", "#/topics"],
   quarantined: ["See why and retry", "#/cleaner"],
   not_reloaded: ["Correct the file, then send SIGHUP"],
+  policy_unknown: ["Set its cleanup.policy", "#/topics"],
   over_max_lag: ["See the queue", "#/cleaner"],
   erasure_at_risk: ["See varve erase TOPIC --status"],
   paused: ["See and resume", "#/cleaner"],

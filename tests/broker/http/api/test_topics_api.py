@@ -89,6 +89,13 @@ async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker:
     ]
 
 
+async def test_a_topic_with_an_unknown_policy_needs_attention(broker: Broker) -> None:
+    topic = broker.topics.existing("orders")
+    topic.config = replace(topic.config, policy_known=False)
+    problem = (await get(broker, "/api/v1/overview"))["attention"][0]
+    assert (problem["kind"], problem["topic"]) == ("policy_unknown", "orders")
+
+
 async def test_a_failed_reload_of_the_settings_needs_attention() -> None:
     def load() -> Settings:
         raise ConfigFileError(
