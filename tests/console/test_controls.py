@@ -231,7 +231,7 @@ def test_a_setting_is_taken_back_before_a_topic_is_created(page: Page, broker: V
     page.get_by_role("button", name="Use the default of retention.ms").click()
     expect(field).to_have_count(0)
     page.get_by_role("link", name="Cancel").click()
-    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+    expect(page.get_by_role("heading", name="Topics", exact=True)).to_be_visible()
 
 
 def test_every_button_is_pressed_by_a_test() -> None:

@@ -57,7 +57,7 @@ def test_a_page_that_cannot_be_drawn_says_so_and_others_can(
     page.goto(f"{broker.url}/#/topics")
     expect(page.get_by_role("alert")).to_contain_text("The console cannot show this page")
     page.get_by_role("link", name="Groups").click()
-    expect(page.get_by_role("heading", name="Groups")).to_be_visible()
+    expect(page.get_by_role("heading", name="Groups", exact=True)).to_be_visible()
     page.close()
 
 

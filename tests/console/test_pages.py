@@ -290,7 +290,10 @@ def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) 
     tabs.get_by_role("link", name="Settings").click()
     expect(row_of(page, "cleanup.policy")).to_contain_text("set on this topic")
     page.get_by_role("button", name="Change delete.retention.ms").click()
-    row_of(page, "delete.retention.ms").get_by_role("textbox").fill("2h")
+    field = row_of(page, "delete.retention.ms").get_by_role("textbox")
+    expect(field).to_be_focused()
+    expect(page.get_by_role("button", name="Save")).to_be_disabled()  # nothing is changed yet
+    field.fill("2h")
     page.get_by_role("button", name="Save").click()
     expect(row_of(page, "delete.retention.ms")).to_contain_text("7200000")
     page.get_by_role("button", name="Change min.cleanable.dirty.ratio").click()
@@ -403,7 +406,7 @@ def test_the_offsets_of_a_group_are_previewed_and_moved(page: Page, broker: Varv
     page.get_by_role("button", name="Delete group").click()
     page.get_by_role("dialog").get_by_role("textbox").fill("keepers")
     page.get_by_role("dialog").get_by_role("button", name="Delete group").click()
-    expect(page.get_by_role("heading", name="Groups")).to_be_visible()
+    expect(page.get_by_role("heading", name="Groups", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="keepers")).to_have_count(0)
 
 

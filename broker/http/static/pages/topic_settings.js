@@ -55,7 +55,8 @@ function Partitions({ count, save }) {
       ${draft === null && html`<button type="button" class="small" aria-label="Change the number of partitions"
         onClick=${() => setDraft(String(count))}>Change</button>`}
     </div>
-    ${draft !== null && html`<${Editor} name="partitions" present=${count} close=${() => setDraft(null)}
+    ${draft !== null && html`<${Editor} name="partitions" present=${count}
+      isChanged=${Number(draft) !== count} close=${() => setDraft(null)}
       save=${() => save({ partitions: Number(draft) })}>
       <input id="edit-partitions" type="number" min=${count} value=${draft} onInput=${(event) => setDraft(event.target.value)} />
     <//>`}

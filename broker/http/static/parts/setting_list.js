@@ -1,6 +1,6 @@
 // Settings with their values, sources and help, and a form for each that can be changed.
 
-import { html, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { Empty, Tag, useAttempt } from "./parts.js";
 import { Help, readable, SettingInput } from "./setting_input.js";
 
@@ -53,7 +53,8 @@ function Setting({ setting, save }) {
       ${draft === null && !setting.read_only && html`<button type="button" class="small" aria-label=${`Change ${setting.name}`}
         onClick=${() => setDraft(setting.value ?? "")}>Change</button>`}
     </div>
-    ${draft !== null && html`<${Editor} name=${setting.name} present=${setting.value} close=${() => setDraft(null)}
+    ${draft !== null && html`<${Editor} name=${setting.name} present=${setting.value}
+      isChanged=${draft.trim() !== (setting.value ?? "")} close=${() => setDraft(null)}
       save=${() => save({ set: { [setting.name]: draft.trim() } })}
       reset=${RESETTABLE.includes(setting.source) ? () => save({ unset: [setting.name] }) : null}
       resetLabel=${`Use the default, ${setting.default === "" ? "empty" : setting.default}`}>
@@ -65,18 +66,20 @@ function Setting({ setting, save }) {
 
 // The form of one setting. What the broker refuses is shown in it, and nothing is lost. `present` is the
 // value in effect, which somebody else may change meanwhile.
-export function Editor({ name, present, children, save, reset, resetLabel, close }) {
+export function Editor({ name, present, isChanged, children, save, reset, resetLabel, close }) {
   const { busy, error, attempt } = useAttempt();
   const [before] = useState(present);
+  const form = useRef(null);
+  useEffect(() => form.current.querySelector("input, select")?.focus(), []);
   const run = (act) => async (event) => {
     event.preventDefault();
     if (await attempt(act)) close();
   };
-  return html`<form class="editor" onSubmit=${run(save)}>
+  return html`<form class="editor" ref=${form} onSubmit=${run(save)}>
     <label class="hidden" for=${`edit-${name}`}>New value of ${name}</label>
     ${children}
     <span class="editbuttons">
-      <button class="main small" disabled=${busy}>Save</button>
+      <button class="main small" disabled=${busy || !isChanged}>Save</button>
       <button type="button" class="small" onClick=${close}>Cancel</button>
       ${reset && html`<button type="button" class="quiet small" disabled=${busy} onClick=${run(reset)}>${resetLabel}</button>`}
     </span>
