@@ -30,7 +30,7 @@ def _partition_lines(row: Json) -> list[str]:
     sums = (
         f"below offset {result['end_offset']:,}: {result['keys']:,} keys, {size}; "
         f"{result['records']:,} records, {result['live']:,} live ({result['tombstones']:,} "
-        f"tombstones), {result['dead']:,} dead"
+        f"tombstone{'' if result['tombstones'] == 1 else 's'}), {result['dead']:,} dead"
     )
     others = [
         f"{result[key]:,} {text}"

@@ -48,6 +48,7 @@ from config.broker_keys import BrokerLimits
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
 from config.topics.keys import TopicConfig, TopicLayers, retention_of_file
 from config.topics.names import InvalidTopicNameError, check_new_name, view_conflict, view_name
+from config.units import counted
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
 from storage.directory.partition_placement import TAKEN_OVER
@@ -260,7 +261,8 @@ class MetadataService:
         if total <= topic.partition_count:
             raise TopicError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {name} has {topic.partition_count} partitions; {total} would not be more",
+                f"topic {name} has {counted(topic.partition_count, 'partition')}; "
+                f"{total} would not be more",
             )
         self._check_count(total, total - topic.partition_count, creator)
         return topic
