@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from config.printable import printable
 from config.settings import Settings
+from config.topics.keys import TOPIC_KEYS
 from config.yaml_tree import FILE_BYTES_MAX, Path, YamlProblemError, YamlTree, read_tree
 
 DEFAULT_FILE: Final = "config/default.yaml"  # its name in messages
@@ -187,7 +188,18 @@ def _suggestion(path: Path) -> str:
             return ""
         model = inner
     near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    if near:
+        return f"; did you mean {near[0]}?"
+    return _hint_at_kafka(str(path[0])) if len(path) == 1 else ""
+
+
+def _hint_at_kafka(name: str) -> str:
+    """Return where a setting of Kafka's `server.properties` belongs; "" for other names."""
+    for key in TOPIC_KEYS.values():
+        if key.synonym == name:
+            return f"; it is topic_defaults: {{{key.name}: ...}} here"
+    # Only Kafka's names have dots.
+    return "; docs/how-to/move-from-and-to-kafka.md has Kafka's names" if "." in name else ""
 
 
 def _is_secret(path: Path) -> bool:

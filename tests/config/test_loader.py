@@ -305,6 +305,19 @@ def test_yaml_that_is_no_settings_file_is_refused(
     assert words in results[0][2]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("log.retention.ms", "it is topic_defaults: {retention.ms: ...} here"),
+        ("num.partitions", "docs/how-to/move-from-and-to-kafka.md has Kafka's names"),
+    ],
+)
+def test_a_name_of_kafkas_properties_says_where_it_belongs(
+    file: Path, name: str, hint: str
+) -> None:
+    assert problems(file, f"{name}: 1\n") == [(1, name, f"unknown key; {hint}")]
+
+
 def test_control_characters_of_a_key_do_not_reach_the_terminal(file: Path) -> None:
     file.write_text('"\\e[2J": 1\n')
     with pytest.raises(ConfigFileError, match=r"\\x1b\[2J: unknown key"):
