@@ -92,6 +92,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
         "admin.http.leases",
         "admin.http.log",
         "admin.profiles",
+        "admin.rangeless_option",
         "admin.kafka.records",
         "admin.tls",
         "admin.kafka.topics",

@@ -176,7 +176,7 @@ def test_what_does_not_exist_is_named_before_a_confirmation(
             "did you mean segment.ms?",
         ),
         (("alter", "there"), exit_codes.USAGE, "give --set, --unset or --partitions"),
-        (("alter", "there", "--partitions", "1"), exit_codes.FAILED, "partitions"),
+        (("alter", "there", "--partitions", "1"), exit_codes.FAILED, "1 would not be more"),
         (
             ("describe", "missing"),
             exit_codes.FAILED,
