@@ -20,7 +20,6 @@ from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
 from config.topics.names import INTERNAL_TOPICS
-from config.topics.table import LONG_MAX, TOPIC_KEYS
 from config.units import about_size, about_span
 
 if TYPE_CHECKING:
@@ -325,6 +324,8 @@ def _unset_text(key: str, result: "ConfigEntry") -> str:
 def _setting(key: str, value: str | None) -> str:
     """Return KEY=VALUE; a duration or size also in the unit that people use for it."""
     text = f"{key}={value}"
+    from config.topics.table import LONG_MAX, TOPIC_KEYS
+
     unit = TOPIC_KEYS[key].unit if key in TOPIC_KEYS else ""
     if value is None or not unit or not 1000 < int(value) < LONG_MAX:
         return text
