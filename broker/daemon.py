@@ -17,17 +17,15 @@ from broker.app import Broker
 from broker.banner import ReadyFacts
 from broker.event_loop.directory_threads import THREADS_MAX
 from broker.lifecycle import systemd
+from broker.lifecycle.reload import SECRETS_ERRORS
 from broker.logging import may_print, writes_text
 from broker.network.acceptor import ListenError
 from broker.network.listener import raise_file_limit
-from broker.security.oauthbearer import JwksError
-from broker.security.tls import TlsError
 from broker.topics.topics import TopicError
 from broker.tracing import TracingError
 from broker.version import installed_version
 from config import exit_codes
-from config.security.secrets import SecretError
-from config.security.token import TokenFileError, read_token
+from config.security.token import read_token
 from config.settings import Settings
 from storage.env import RealEnv
 from storage.errors import LogDirectoryError, OpeningStoppedError, StorageError
@@ -35,8 +33,8 @@ from storage.errors import LogDirectoryError, OpeningStoppedError, StorageError
 logger = structlog.get_logger("broker.daemon")
 
 START_ERRORS = (
-    *(StorageError, OSError, TopicError),
-    *(TokenFileError, TlsError, SecretError, JwksError, TracingError),
+    *(StorageError, OSError, TopicError, TracingError),
+    *SECRETS_ERRORS,
 )
 
 

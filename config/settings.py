@@ -491,6 +491,9 @@ def _canonical_keys(keys: object) -> dict[str, str]:
     problems: list[tuple[tuple[str, ...], str]] = []
     for key, raw in keys.items():
         try:
+            if key in ("compact", "delete"):  # from {cleanup.policy: compact,delete}
+                reason = 'write cleanup.policy: "compact,delete" with quotes'
+                raise InvalidTopicConfigError(key, reason)
             if key not in TOPIC_KEYS:
                 raise unknown_config(str(key), (*TOPIC_KEYS, "partitions"))
             canonical[key] = parse_value(key, raw, units=True)

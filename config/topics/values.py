@@ -58,8 +58,6 @@ def parse_value(key: str, raw: object, *, units: bool = False) -> str:
 
 def unknown_config(key: str, names: Iterable[str]) -> InvalidTopicConfigError:
     """Return the error of an unknown key, with the most similar of these names."""
-    if key in ("compact", "delete"):  # from {cleanup.policy: compact,delete}
-        return InvalidTopicConfigError(key, 'write cleanup.policy: "compact,delete" with quotes')
     near = difflib.get_close_matches(key[:100], names, n=1)
     suggestion = f"; did you mean {near[0]}?" if near else ""
     return InvalidTopicConfigError(key[:100], f"unknown topic config{suggestion}")

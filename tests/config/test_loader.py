@@ -318,6 +318,12 @@ def test_a_name_of_kafkas_properties_says_where_it_belongs(
     assert problems(file, f"{name}: 1\n") == [(1, name, f"unknown key; {hint}")]
 
 
+def test_a_list_without_quotes_in_braces_names_the_quotes(file: Path) -> None:
+    """In YAML, `{cleanup.policy: compact,delete}` has a key `delete`."""
+    results = problems(file, "topics:\n  a: {cleanup.policy: compact,delete}\n")
+    assert results == [(2, "topics.a.delete", 'write cleanup.policy: "compact,delete" with quotes')]
+
+
 def test_control_characters_of_a_key_do_not_reach_the_terminal(file: Path) -> None:
     file.write_text('"\\e[2J": 1\n')
     with pytest.raises(ConfigFileError, match=r"\\x1b\[2J: unknown key"):

@@ -203,12 +203,6 @@ def test_an_unknown_key_is_refused_with_a_suggestion() -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_a_list_without_quotes_in_braces_names_the_quotes() -> None:
-    """`{cleanup.policy: compact,delete}` has a key `delete` in YAML."""
-    with pytest.raises(InvalidTopicConfigError, match='"compact,delete" with quotes'):
-        parse_value("delete", None)
-
-
 def test_units_are_for_yaml_only() -> None:
     assert parse_value("segment.bytes", "64MiB", units=True) == str(64 << 20)
     assert parse_value("retention.ms", "7d", units=True) == str(7 * DAY_MS)

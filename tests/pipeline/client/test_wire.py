@@ -357,7 +357,7 @@ def test_answers_that_make_no_sense_are_asked_for_again_and_then_told(answer: An
         began = time.monotonic()
         with (
             WireClient(Cluster(brokers[0].address), timeout_seconds=3) as client,
-            pytest.raises(UnreachableBrokerError, match=r"metadata|timed out"),
+            pytest.raises(UnreachableBrokerError, match="metadata"),
         ):
             client.topics()
         assert brokers[0].requests.count(ApiKey.METADATA) > 1
