@@ -31,8 +31,8 @@ Flags of `varve serve` override the file: `--listen` overrides `listeners`, `--d
 FILE` reports each error of a file with line and setting, without starting a broker.
 
 The broker creates the topics of the file at its start. It never deletes a topic or removes
-partitions because of the file. If a start or reload lacks the file, or the file no longer names a
-topic, and the built-in defaults would delete records that the file kept (`cleanup.policy`,
+partitions because of the file. If the broker starts without the file, or the file no longer names
+a topic, and the built-in defaults would delete records that the file kept (`cleanup.policy`,
 `retention.ms`), the broker neither cleans nor expires the topic until the file names it again or
 somebody sets the missing config or a new `cleanup.policy`; a warning in the log says so.
 

@@ -135,7 +135,7 @@ class HttpAuthentication:
             "the cluster" if kind is ResourceType.CLUSTER else f"topic {name[:250]}"
             for kind, name in resources
         )
-        hint = "" if self.needs_credentials else "; http_users and http_token_file allow to sign in"
+        hint = "" if self.needs_credentials else "; set http_users or http_token_file to sign in"
         return Refusal(403, f"{principal} needs {operation.name} on {names}{hint}")
 
     def _is_token(self, text: str) -> bool:

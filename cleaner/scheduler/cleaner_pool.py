@@ -383,10 +383,10 @@ class CleanerPool:
         now, changed = asyncio.get_running_loop().time, self.scanner.changed
         end = now() + seconds
         try:
-            while end - now() > SCAN_PAUSE_SECONDS:
+            while self._queue and end - now() > SCAN_PAUSE_SECONDS:
                 await asyncio.sleep(SCAN_PAUSE_SECONDS)
                 self._queue = [each for each in self._queue if each.partition not in changed]
-                if self._queue and self._workers.idle():
+                if self._workers.idle():
                     chosen = self._start(self._queue)
                     self._queue = [each for each in self._queue if each not in chosen]
         except Exception:

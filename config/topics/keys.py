@@ -226,8 +226,7 @@ def retention_of_file(layers: TopicLayers) -> dict[str, str]:
 def is_left_by_file(layers: TopicLayers, former: Mapping[str, str]) -> bool:
     """Return whether built-in defaults would delete what the settings file used to keep.
 
-    `former` is what `retention_of_file` returned before the file stopped to name the topic, such as
-    after a start without the file.
+    `former`: what `retention_of_file` returned at an earlier start or reload.
     """
     unset = {name for name in former if not _set_values(layers, TOPIC_KEYS[name])}
     policies = _set_values(layers, TOPIC_KEYS["cleanup.policy"])

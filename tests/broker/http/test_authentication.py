@@ -166,7 +166,9 @@ async def test_permissions_count_for_requests_without_credentials() -> None:
         ) as broker:
             status, text, _ = await ask(broker, STATUS)
             assert status == (403 if is_enabled else 200)
-            refusal = "User:ANONYMOUS needs DESCRIBE on the cluster; http_users and http_token_file"
+            refusal = (
+                "User:ANONYMOUS needs DESCRIBE on the cluster; set http_users or http_token_file"
+            )
             assert (refusal in text) == is_enabled
 
 
