@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.draws import cases, is_fresh
 from tests.support.processes.forked_worker import ForkedWorker
@@ -26,6 +27,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("varve")
+if not is_fresh():
+    # Hypothesis also draws constants that it finds in the modules imported so far. Which ones
+    # these are depends on the tests that the process ran before.
+    providers.is_local_module_file = lambda path: False
 
 # A shell starts background commands without SIGINT. Tests send it to the programs they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

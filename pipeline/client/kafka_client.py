@@ -320,7 +320,8 @@ class WireClient:
             # Outstanding responses are stale, and leaders may have moved.
             self.close()
             self._leaders.clear()
-            if seconds_left() <= backoff:
+            # An attempt of a few milliseconds would time out, and hide what failed before it.
+            if seconds_left() <= 2 * backoff:
                 raise cause
             time.sleep(backoff)
             backoff = min(2 * backoff, BACKOFF_SECONDS[1])

@@ -156,7 +156,10 @@ def compact(broker: VarveBroker, producer: Producer) -> None:
     folder = broker.data / f"{TRANSACTION_TOPIC}-0"
 
     def cleaned() -> bool:
-        keys = [record.key for record in records_of(folder)]
+        try:
+            keys = [record.key for record in records_of(folder)]
+        except FileNotFoundError:  # the cleaner replaces this segment just now
+            return False
         # Each key once, and what the last transaction appended since.
         return len(keys) <= len(set(keys)) + 6
 
