@@ -102,10 +102,12 @@ class LogRepair:
         *,
         pause: Pause,
         write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
+        forget_records: Callable[[TopicPartition], Awaitable[None]],
         view_horizon: Callable[[TopicPartition], int],
     ) -> None:
         """`write_checkpoints` is CheckpointWriter.write.
 
+        `forget_records` is CleanerStateStore.forget_records.
         `view_horizon` returns the end of the offsets that a partition's view has; 0 without.
         """
         self._env = env
@@ -114,6 +116,7 @@ class LogRepair:
         self._threads = threads
         self._pause = pause
         self._write_checkpoints = write_checkpoints
+        self._forget_records = forget_records
         self._view_horizon = view_horizon
         self._reading = FairSlots(1)
 
@@ -219,6 +222,7 @@ class LogRepair:
             if cleaned > offset:
                 self._table.cleaner_offsets[partition.partition] = offset
             await self._write_checkpoints(log.log_directory)
+            await self._forget_records(partition.partition)
             # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)
             truncate = partial(log.truncate_to, offset, now_ms=self._env.wall_ms())

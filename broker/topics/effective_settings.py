@@ -49,17 +49,20 @@ class EffectiveSettings:
         *,
         taken_over: bool,
         file: Settings | None = None,
+        broker_dynamic: Mapping[str, str] | None = None,
     ) -> TopicLayers:
         """Return the layers of a topic's settings; the topic need not exist.
 
-        `file`: take its settings instead of those of the file in effect.
+        `file`, `broker_dynamic`: take these settings instead of those in effect.
         """
         file = file or self.file
         metadata = self._manager.metadata
+        if broker_dynamic is None:
+            broker_dynamic = metadata.broker_dynamic
         layers = replace(
             file.layers(topic),
             dynamic={**INTERNAL_SETTINGS.get(topic, {}), **dynamic},
-            broker_dynamic=metadata.broker_dynamic,
+            broker_dynamic=broker_dynamic,
             taken_over=taken_over and topic not in INTERNAL_SETTINGS,
         )
         entry = metadata.topics.get(topic)

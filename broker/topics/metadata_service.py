@@ -576,14 +576,24 @@ class MetadataService:
     async def _alter_broker(self, change: Change, *, validate_only: bool) -> None:
         metadata = self._manager.metadata
         dynamic = dict(change(metadata.broker_dynamic))
-        new_settings, turns = [], Turns()
+        new_settings, entries, turns = [], {}, Turns()
         for topic in self._topics:
-            new_settings.append(_with_layers(topic, replace(topic.layers, broker_dynamic=dynamic)))
+            entry = metadata.topics[topic.name]
+            layers = self._settings.layers(
+                topic.name,
+                entry.dynamic,
+                taken_over=topic.layers.taken_over,
+                broker_dynamic=dynamic,
+            )
+            new_settings.append(_with_layers(topic, layers))
+            if (file_retention := _file_retention(entry, layers)) != entry.file_retention:
+                entries[topic.name] = replace(entry, file_retention=file_retention)
             await turns.take()
         cleaner = self._settings.check_cleaner(self._settings.file, dynamic)
         if validate_only:
             return
-        await self._apply(new_settings, replace(metadata, broker_dynamic=dynamic))
+        metadata = replace(metadata.with_topics(entries), broker_dynamic=dynamic)
+        await self._apply(new_settings, metadata)
         self._cleaner.configure(cleaner)
         self._apply_limits(self._settings.limits())
         logger.info("broker settings changed", dynamic=dynamic)

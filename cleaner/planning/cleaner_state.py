@@ -188,24 +188,29 @@ def state_of_log(
     ]
     is_truncated = max(ends) > facts.log_end_offset
     if cleaner_state.generation or is_truncated:
-        cleaner_state = replace(
-            cleaner_state,
-            first_seen_ms=now_ms,
-            cleaned=(),
-            horizons={},
-            expired_at_ms=None,
-            damaged=frozenset(),
-            tombstones=None,
-            records=None,
-            resolved_end=0,
-            live_bytes=None,
-            has_tombstones=True,
-            live={},
-            live_records={},
-            digest_end=0,
-            digests=(),
-        )
+        cleaner_state = without_records(cleaner_state, now_ms)
     return replace(cleaner_state, generation=facts.generation)
+
+
+def without_records(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCleanerState:
+    """Return the state without what is known of the records of the log."""
+    return replace(
+        cleaner_state,
+        first_seen_ms=now_ms,
+        cleaned=(),
+        horizons={},
+        expired_at_ms=None,
+        damaged=frozenset(),
+        tombstones=None,
+        records=None,
+        resolved_end=0,
+        live_bytes=None,
+        has_tombstones=True,
+        live={},
+        live_records={},
+        digest_end=0,
+        digests=(),
+    )
 
 
 def _corrected(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCleanerState:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from cleaner.host import LogFacts
-from cleaner.planning.cleaner_state import PartitionCleanerState, state_of_log
+from cleaner.planning.cleaner_state import PartitionCleanerState, state_of_log, without_records
 from cleaner.scheduler.history import JobRecord, append_records, encode_record, load_records
 from storage.env import Env, write_file_atomically
 from storage.errors import StorageError
@@ -92,7 +92,23 @@ class CleanerStateStore:
         cleaner_state = self._entries.get(partition)
         if cleaner_state is None or not cleaner_state.digests:
             return
-        self._entries[partition] = replace(cleaner_state, digest_end=0, digests=())
+        await self._replace(partition, replace(cleaner_state, digest_end=0, digests=()))
+
+    async def forget_records(self, partition: TopicPartition) -> None:
+        """Drop what is known of the records of a partition, on the disk as well if it has room.
+
+        Call it before its log is truncated: after a kill, what is known of removed records would be
+        taken for knowledge of those that producers have written in their place.
+        """
+        cleaner_state = self._entries.get(partition)
+        if cleaner_state is None:
+            return
+        await self._replace(partition, without_records(cleaner_state, self._env.wall_ms()))
+
+    async def _replace(
+        self, partition: TopicPartition, cleaner_state: PartitionCleanerState
+    ) -> None:
+        self._entries[partition] = cleaner_state
         self._writer_of(self._directories[partition]).changed(at_once=True)
         await self.saved(partition)
 

@@ -89,6 +89,7 @@ def make_routes(
         services.directory_threads,
         pause=pool.control.paused,
         write_checkpoints=services.checkpoint_writer.write,
+        forget_records=pool.state_store.forget_records,
         view_horizon=services.views.horizon_of,
     )
     transfers = Transfers(services.env, services.directory_threads, leases)

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.topics.partition import Partition
+from cleaner.job import RangeDigest
 from config import exit_codes
 from storage.directory.log_directory import LogDirectory
 from storage.errors import LogDirectoryError, StorageError
@@ -18,7 +19,7 @@ from storage.model import TopicPartition
 from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.logs import batch_of, offsets_in, value_at
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 DELETE = {"keys": {"cleanup.policy": "delete"}}
 COMPACT = {"keys": {"cleanup.policy": "compact"}}
@@ -64,6 +65,25 @@ async def test_a_truncation_removes_all_from_the_offset_on_and_holds_over_a_kill
         assert partition is not None
         assert offsets_in(partition.log) == list(range(end))
         assert partition.log.log_end_offset == end, "offsets are assigned again"
+
+
+async def test_nothing_known_of_removed_records_is_taken_for_those_written_in_their_place(
+    env: MemoryEnv,
+) -> None:
+    partition_name = TopicPartition("orders", 0)
+    killed = env
+    with suppress(SimulatedCrash):
+        async with broker_in_memory(env, topics={"orders": COMPACT}) as broker:
+            partition = filled(broker)
+            digests = (RangeDigest(0, 4, 4, "0" * 32),)
+            broker.pool.store_digests(partition_name, 4, digests)
+            assert await broker.pool.state_store.saved(partition_name)
+            assert (await api(broker, "POST", f"{PATH}?to=2", {"force": True}))[0] == 200
+            filled(broker)
+            partition.log.flush()
+            killed = env.kill()
+    async with broker_in_memory(killed, topics={"orders": COMPACT}) as broker:
+        assert broker.pool.state_of(partition_name).digests == ()
 
 
 async def test_a_truncation_needs_no_other_data_directory(env: MemoryEnv) -> None:

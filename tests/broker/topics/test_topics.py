@@ -683,6 +683,22 @@ async def test_a_retention_of_the_file_is_missed_although_a_client_chose_to_dele
         disk = await disk.reopen()
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_retention_of_the_broker_replaces_that_of_the_file(
+    env: MemoryEnv, restarts: bool
+) -> None:
+    disk = await TopicsOnDisk(env, topic_defaults=keyed(retention_ms="-1")).open()
+    await disk.service.create("used", 1, {})
+    disk = await disk.reopen()
+    assert known_policies(disk) == {"used": None}
+    for change in (setting("log.retention.ms", "-1"), lambda _dynamic: {}):
+        await disk.service.alter_broker(change)
+        assert known_policies(disk) == {"used": "delete"}
+        if restarts:
+            disk = await disk.reopen()
+            assert known_policies(disk) == {"used": "delete"}
+
+
 async def test_a_topic_that_a_reload_leaves_is_kept_and_one_that_it_names_is_not(
     env: MemoryEnv,
 ) -> None:

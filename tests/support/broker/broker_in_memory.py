@@ -36,6 +36,7 @@ def log_repair_of(env: MemoryEnv, broker: Broker) -> LogRepair:
         broker.directory_threads,
         pause=broker.pool.control.paused,
         write_checkpoints=broker.checkpoint_writer.write,
+        forget_records=broker.pool.state_store.forget_records,
         view_horizon=broker.views.horizon_of,
     )
 
