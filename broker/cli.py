@@ -146,7 +146,7 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
     try:
         settings = load(config_file, overrides)
     except ConfigFileError as error:
-        _fail(str(error))
+        _fail(str(error), exit_codes.USAGE if error.is_usage else exit_codes.FAILED)
     # Modules are never garbage: without collections, the imports take a tenth less time.
     gc.disable()
     from broker.daemon import run
@@ -178,18 +178,16 @@ def check_config(file: str, settings_only: bool) -> None:
     This also reads the files and environment variables that the settings name, such as
     certificates.
     """
-    from broker.lifecycle.reload import SECRETS_ERRORS, read_secrets
+    from broker.lifecycle.reload import secret_problems
     from config.loader import ConfigFileError, load
     from config.units import counted
 
     try:
         settings = load(file)
-        if not settings_only:
-            read_secrets(settings)
     except ConfigFileError as error:
         _fail(str(error))
-    except SECRETS_ERRORS as error:
-        _fail(f"{file}: {error}")
+    if not settings_only and (problems := secret_problems(settings)):
+        _fail("\n".join(f"{file}: {problem}" for problem in problems))
     listeners = ", ".join(str(address) for address in settings.listeners)
     click.echo(f"{file}: valid; listeners {listeners}; {counted(len(settings.topics), 'topic')}")
 
@@ -301,9 +299,9 @@ def version_text() -> str:
     return f"varve {installed_version()} (Python {platform.python_version()})"
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, code: int = exit_codes.FAILED) -> NoReturn:
     click.echo(message, err=True)
-    sys.exit(exit_codes.FAILED)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

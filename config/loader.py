@@ -25,6 +25,7 @@ FLAGS: Final = {
     "http": "--http",
     "log_dirs": "--data",
 }
+COMMAND_LINE: Final = "command line"  # the file of a problem with a flag, in messages
 PROBLEMS_MAX: Final = 50  # problems reported of one file
 
 
@@ -50,6 +51,11 @@ class ConfigFileError(Exception):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
+    @property
+    def is_usage(self) -> bool:
+        """Return whether all problems are on the command line."""
+        return all(problem.file == COMMAND_LINE for problem in self.problems)
+
 
 def load(path: str | None, overrides: Mapping[str, object] | None = None) -> Settings:
     """Return the settings of a file (None: the built-in one); `overrides` replace top-level keys.
@@ -63,10 +69,30 @@ def load(path: str | None, overrides: Mapping[str, object] | None = None) -> Set
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        problems = [
-            p for detail in error.errors() for p in _problems(detail, file, tree, overrides)
-        ]
-        raise ConfigFileError(sorted(problems, key=_order)[:PROBLEMS_MAX]) from None
+        details = [*error.errors(), *_contradictions(values, error)]
+        found = [p for detail in details for p in _problems(detail, file, tree, overrides)]
+        problems = sorted(dict.fromkeys(found), key=_order)
+        raise ConfigFileError(problems[:PROBLEMS_MAX]) from None
+
+
+def _contradictions(values: dict[str, Any], error: ValidationError) -> list[Any]:
+    """Return the errors between the sections and topics in which `error` finds no fault.
+
+    Pydantic compares sections only if each of them is valid.
+    """
+    paths = [detail["loc"] for detail in error.errors() if detail["loc"]]
+    bad_topics = {path[1] for path in paths if path[0] == "topics" and len(path) > 1}
+    invalid = {path[0] for path in paths if path[0] != "topics" or len(path) == 1}
+    if not paths:
+        return []
+    rest = {key: value for key, value in values.items() if key not in invalid}
+    if bad_topics and "topics" in rest:
+        rest["topics"] = {n: t for n, t in rest["topics"].items() if n not in bad_topics}
+    try:
+        Settings.model_validate(rest, context=invalid)
+    except ValidationError as more:
+        return more.errors()
+    return []
 
 
 def default_text() -> str:
@@ -136,16 +162,18 @@ def _problems(
     path: Path = tuple(part for part in detail["loc"] if part != "keys")
     context = detail.get("ctx", {})
     result = []
-    for inner, reason in context.get("problems") or [((), _reason(detail))]:
-        full = (*path, *inner)
-        if full and full[0] in overrides:
-            flag = FLAGS.get(str(full[0]), str(full[0]))
-            result.append(SettingsProblem("command line", 0, flag, reason))
-        else:
-            result.append(SettingsProblem(file, tree.line_of(full), _key(full), reason))
-    # Of two keys that contradict each other, one may be missing in the file.
-    placed = [problem for problem in result if problem.line or problem.file != file]
-    return placed or result
+    for reason, inner_paths in context.get("problems") or [(_reason(detail), [()])]:
+        found = []
+        for inner in inner_paths:
+            full = (*path, *inner)
+            if full and full[0] in overrides:
+                flag = FLAGS.get(str(full[0]), str(full[0]))
+                found.append(SettingsProblem(COMMAND_LINE, 0, flag, reason))
+            else:
+                found.append(SettingsProblem(file, tree.line_of(full), _key(full), reason))
+        # Of two keys that contradict each other, one may be missing in the file.
+        result += [problem for problem in found if problem.line or problem.file != file] or found
+    return result
 
 
 def _reason(detail: Any) -> str:

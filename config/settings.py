@@ -8,11 +8,19 @@ broker-wide names (broker_keys.py).
 
 import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic import field_validator as checks
 from pydantic_core import PydanticCustomError
 
@@ -455,10 +463,17 @@ class Settings(_Model):
     schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()
 
     @model_validator(mode="after")
-    def _agree(self) -> "Settings":
-        _check_addresses(self)
-        _check_log_dirs(self.log_dirs)
-        _check_topics(self)
+    def _agree(self, info: ValidationInfo) -> "Settings":
+        """Check sections against each other, except those that `info.context` calls invalid."""
+        invalid = frozenset(info.context or ())
+        found = [
+            problem
+            for sections, check in _CHECKS.items()
+            if invalid.isdisjoint(sections)
+            for problem in check(self)
+        ]
+        if found:
+            raise _error_of(found)
         return self
 
     def layers(self, topic: str) -> TopicLayers:
@@ -476,19 +491,30 @@ class Settings(_Model):
         return resolve(self.layers(topic))
 
 
+# What is wrong, and the paths of the keys that it is about.
+Problem: TypeAlias = tuple[str, tuple[tuple[str, ...], ...]]
+
+
+def _problem(reason: str, *paths: tuple[str, ...]) -> Problem:
+    return reason, paths
+
+
 def contradiction(reason: str, *paths: tuple[str, ...]) -> PydanticCustomError:
     """Return an error about the keys at `paths`, for a check that compares several keys."""
-    problems = [(path, reason) for path in paths]
-    return PydanticCustomError(
-        "contradiction", "{reason}", {"problems": problems, "reason": reason}
-    )
+    return _error_of([(reason, paths)])
+
+
+def _error_of(problems: Sequence[Problem]) -> PydanticCustomError:
+    """Return one error with all problems; loader.py shows each."""
+    context: dict[str, Any] = {"problems": problems, "reason": problems[0][0]}
+    return PydanticCustomError("contradiction", "{reason}", context)
 
 
 def _canonical_keys(keys: object) -> dict[str, str]:
     if not isinstance(keys, Mapping):
         raise ValueError("expected topic configs and their values")
     canonical: dict[str, str] = {}
-    problems: list[tuple[tuple[str, ...], str]] = []
+    problems: list[Problem] = []
     for key, raw in keys.items():
         try:
             if key in ("compact", "delete"):  # from {cleanup.policy: compact,delete}
@@ -498,47 +524,46 @@ def _canonical_keys(keys: object) -> dict[str, str]:
                 raise unknown_config(str(key), (*TOPIC_KEYS, "partitions"))
             canonical[key] = parse_value(key, raw, units=True)
         except InvalidTopicConfigError as error:
-            problems.append(((str(key),), error.reason))
+            problems.append(_problem(error.reason, (str(key),)))
     if problems:
-        details: dict[str, Any] = {"problems": problems, "reason": problems[0][1]}
-        raise PydanticCustomError("topic_keys", "{reason}", details)
+        raise _error_of(problems)
     return canonical
 
 
-def _check_addresses(settings: Settings) -> None:
+def _check_addresses(settings: Settings) -> Iterator[Problem]:
     for listener in settings.listeners:
-        _check_listener(settings, listener)
+        yield from _check_listener(settings, listener)
     http = settings.http
     is_authenticated = settings.http_users or settings.http_token_file is not None
     is_protected = settings.http_tls and is_authenticated
     if not (http.is_loopback or is_protected or settings.allow_insecure):
-        raise contradiction(
+        yield _problem(
             f"{http} can be reached from other machines: set http_tls: true, and http_users: true "
             "or a token in http_token_file; or set allow_insecure: true in the settings file to "
             "accept requests without them",
             ("http",),
         )
     if settings.http_tls and settings.tls.certificate_file is None:
-        raise contradiction("needs tls.certificate_file", ("http_tls",))
+        yield _problem("needs tls.certificate_file", ("http_tls",))
     bound = [*(listener.address for listener in settings.listeners), http]
     fixed = [address for address in bound if address.port]
     for index, address in enumerate(fixed):
         if address in fixed[:index]:
             keys = (("listeners",), ("http",)) if address == settings.http else (("listeners",),)
-            raise contradiction(f"{address} is used twice", *keys)
-    _check_advertised(settings.advertise, "advertise")
+            yield _problem(f"{address} is used twice", *keys)
+    yield from _check_advertised(settings.advertise, "advertise")
     if settings.advertise and len({listener.protocol for listener in settings.listeners}) > 1:
-        raise contradiction(
+        yield _problem(
             "one address cannot serve several protocols; set `advertise` of each listener instead",
             ("advertise",),
         )
 
 
-def _check_listener(settings: Settings, listener: ListenerSettings) -> None:
+def _check_listener(settings: Settings, listener: ListenerSettings) -> Iterator[Problem]:
     is_protected = listener.address.is_loopback or settings.allow_insecure
     has_certificates = listener.protocol == "SSL" and settings.tls.client_auth == "required"
     if not (listener.uses_sasl or has_certificates or is_protected):
-        raise contradiction(
+        yield _problem(
             f"{listener.address} can be reached from other machines without authentication: use "
             "SASL_SSL://, or SSL:// with tls.client_auth: required, or set allow_insecure: true in "
             "the settings file to accept this",
@@ -546,69 +571,89 @@ def _check_listener(settings: Settings, listener: ListenerSettings) -> None:
         )
     revealed = sorted(_CLEAR_TEXT_MECHANISMS.intersection(settings.sasl.mechanisms))
     if listener.protocol == "SASL_PLAINTEXT" and revealed and not is_protected:
-        raise contradiction(
+        yield _problem(
             f"{listener.address} can be reached from other machines, and {revealed[0]} sends "
             "secrets without encryption: use SASL_SSL://, or remove it from sasl.mechanisms, or "
             "set allow_insecure: true in the settings file to accept this",
             ("listeners",),
         )
     if listener.uses_tls and settings.tls.certificate_file is None:
-        raise contradiction(f"{listener} needs tls.certificate_file", ("listeners",))
+        yield _problem(f"{listener} needs tls.certificate_file", ("listeners",))
     names = [other.name for other in settings.listeners if other.protocol != listener.protocol]
     if listener.name in names:
-        raise contradiction(
+        yield _problem(
             f"two listeners with different protocols are named {listener.name}", ("listeners",)
         )
-    _check_advertised(listener.advertise, "listeners")
+    yield from _check_advertised(listener.advertise, "listeners")
 
 
-def _check_advertised(address: Address | None, key: str) -> None:
+def _check_advertised(address: Address | None, key: str) -> Iterator[Problem]:
     if address is not None and (address.is_wildcard or not address.port):
-        raise contradiction(f"{address} is not an address that a client can connect to", (key,))
+        yield _problem(f"{address} is not an address that a client can connect to", (key,))
 
 
-def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
-    folders = [os.path.abspath(path) for path in log_dirs]
+def _check_log_dirs(settings: Settings) -> Iterator[Problem]:
+    folders = [os.path.abspath(path) for path in settings.log_dirs]
     for index, folder in enumerate(folders):
         for other in folders[:index]:
             if folder == other:
-                raise contradiction(f"{log_dirs[index]} is named twice", ("log_dirs",))
-            if os.path.commonpath((folder, other)) in (folder, other):
-                raise contradiction(
-                    f"one of {folder} and {other} contains the other", ("log_dirs",)
-                )
+                yield _problem(f"{settings.log_dirs[index]} is named twice", ("log_dirs",))
+            elif os.path.commonpath((folder, other)) in (folder, other):
+                reason = f"one of {folder} and {other} contains the other"
+                yield _problem(reason, ("log_dirs",))
 
 
-def _check_topics(settings: Settings) -> None:
+def _check_topics(settings: Settings) -> Iterator[Problem]:
     seen: dict[str, str] = {}  # by collision key
-    _check_resolved(settings, settings.layers(""), "topic_defaults")
+    of_defaults = list(_check_resolved(settings, settings.layers(""), "topic_defaults"))
+    yield from of_defaults
     for name in settings.topics:
         path = ("topics", name)
         try:
             check_new_name(name)
         except InvalidTopicNameError as error:
-            raise contradiction(f"topic name {error.reason}", path) from None
+            yield _problem(f"topic name {error.reason}", path)
         twin = seen.setdefault(collision_key(name), name)
         if twin != name:
-            raise contradiction(f"differs from topic {twin} only in '.' and '_'", path)
-        _check_resolved(settings, settings.layers(name), *path)
+            yield _problem(f"differs from topic {twin} only in '.' and '_'", path)
+        if not of_defaults:  # each topic would repeat them
+            yield from _check_resolved(settings, settings.layers(name), *path)
     total = sum(settings.partitions(name) for name in settings.topics)
     if total > settings.limits.partitions:
-        raise contradiction(
+        yield _problem(
             f"the topics have {total} partitions, more than limits.partitions allows "
             f"({settings.limits.partitions})",
             ("topics",),
         )
 
 
-def _check_resolved(settings: Settings, layers: TopicLayers, *path: str) -> None:
+def _check_resolved(settings: Settings, layers: TopicLayers, *path: str) -> Iterator[Problem]:
     try:
         config = resolve(layers)
     except InvalidTopicConfigError as error:
-        raise contradiction(error.reason, (*path, error.key)) from None
+        yield _problem(error.reason, (*path, error.key))
+        return
     if config.max_message_bytes > settings.limits.request_bytes:
-        raise contradiction(
+        yield _problem(
             f"{config.max_message_bytes} is above limits.request_bytes, "
             f"{settings.limits.request_bytes}: the broker could not receive such a batch",
             (*path, "max.message.bytes"),
         )
+
+
+# The sections that a check reads, and the check.
+_CHECKS: Final[dict[tuple[str, ...], Callable[[Settings], Iterator[Problem]]]] = {
+    (
+        "listeners",
+        "advertise",
+        "tls",
+        "sasl",
+        "http",
+        "http_tls",
+        "http_users",
+        "http_token_file",
+        "allow_insecure",
+    ): _check_addresses,
+    ("log_dirs",): _check_log_dirs,
+    ("topics", "topic_defaults", "limits"): _check_topics,
+}

@@ -88,12 +88,31 @@ logger = structlog.get_logger("broker.reload")
 
 def read_secrets(settings: Settings) -> Secrets:
     """Read the files. Raises TokenFileError, TlsError, SecretError, JwksError."""
-    path = settings.http_token_file
     return Secrets(
-        token=None if path is None else read_token(path),
+        token=_read_token(settings),
         tls=load_server_tls(settings.tls),
         sasl=read_sasl_secrets(settings.sasl),
     )
+
+
+def _read_token(settings: Settings) -> bytes | None:
+    path = settings.http_token_file
+    return None if path is None else read_token(path)
+
+
+def secret_problems(settings: Settings) -> list[str]:
+    """Return a text for each part of the secrets that `read_secrets` could not read."""
+    problems = []
+    for read in (
+        lambda: _read_token(settings),
+        lambda: load_server_tls(settings.tls),
+        lambda: read_sasl_secrets(settings.sasl),
+    ):
+        try:
+            read()
+        except SECRETS_ERRORS as error:
+            problems.append(str(error))
+    return problems
 
 
 class Reloader:

@@ -91,7 +91,9 @@ def test_check_config_reads_the_files_and_variables_that_the_settings_name(tmp_p
         done = varve("check-config", str(file))
         assert (done.returncode, done.stdout) == (1, ""), text
         assert reason in done.stderr
-    file.write_text("http_token_file: absent\n")
+    file.write_text("http_token_file: absent\ntls: {certificate_file: absent.pem}\n")
+    text = varve("check-config", str(file)).stderr
+    assert ["absent" in line for line in text.splitlines()] == [True, True], text
     assert varve("check-config", "--settings-only", str(file)).returncode == 0
 
 
@@ -129,11 +131,11 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["serve", "--listen", "nonsense"], 1, "command line: --listen: expected HOST:PORT"),
-        (["serve", "--listen", "0.0.0.0:9092"], 1, "allow_insecure: true"),
-        (["serve", "--http", "192.168.0.1:1"], 1, "command line: --http: "),
+        (["serve", "--listen", "nonsense"], 2, "command line: --listen: expected HOST:PORT"),
+        (["serve", "--listen", "0.0.0.0:9092"], 2, "allow_insecure: true"),
+        (["serve", "--http", "192.168.0.1:1"], 2, "command line: --http: "),
         (["serve", "--config", "absent.yaml"], 1, "absent.yaml: No such file"),
-        (["serve", "--data", ""], 1, "command line: --data: may not be empty"),
+        (["serve", "--data", ""], 2, "command line: --data: may not be empty"),
         (["check-config", "absent.yaml"], 1, "absent.yaml: No such file"),
         (["check-config", "."], 1, ".: Is a directory"),
         (["check-config"], 2, "Missing argument"),

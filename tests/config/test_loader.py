@@ -209,6 +209,38 @@ allow_insecure: yes
     assert reasons[8] == "expected true or false, not 'yes'"
 
 
+def test_contradictions_are_named_beside_invalid_values_of_other_keys(file: Path) -> None:
+    results = problems(
+        file,
+        """\
+htp: 3
+http: 0.0.0.0:9644
+listeners: ["SSL://127.0.0.1:9092"]
+log_dirs: [a, a/b]
+topics:
+  typo: {foo.bar: 1}
+  orders: {max.compaction.lag.ms: 1h, min.compaction.lag.ms: 2h}
+""",
+    )
+    assert [(line, key) for line, key, _ in results] == [
+        (1, "htp"),
+        (2, "http"),
+        (3, "listeners"),
+        (4, "log_dirs"),
+        (6, "topics.typo.foo.bar"),
+        (7, "topics.orders.min.compaction.lag.ms"),
+    ]
+
+
+def test_an_invalid_value_causes_no_contradiction_with_its_default(file: Path) -> None:
+    text = "tls: {certificat_file: a.pem}\nlisteners: ['SSL://127.0.0.1:9092']\nlog_dirs: [a, a]"
+    results = [results[:2] for results in problems(file, text)]
+    assert results == [(1, "tls.certificat_file"), (3, "log_dirs")]
+    defaults = "topic_defaults: {min.compaction.lag.ms: 2h, max.compaction.lag.ms: 1h}\n"
+    (only,) = problems(file, f"{defaults}topics: {{a: {{}}, b: {{}}}}")
+    assert only[:2] == (1, "topic_defaults.min.compaction.lag.ms")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "key"),
     [
