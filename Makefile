@@ -120,7 +120,6 @@ $(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 	@touch $@
 
 $(VENV)/.warm: $(VENV)/.installed $(KERNELS)
-	@echo "compiling native code, the first time only: half a minute, or longer on a busy machine"
 	@$(BIN)/varve warmup
 	@touch $@
 

@@ -222,8 +222,9 @@ def warmup() -> None:
     """Compile the native code now, so that the first clean need not wait for it."""
     import time
 
-    from storage.kernels import NUMBA_VARIABLE
+    from storage.kernels import COMPILING, NUMBA_VARIABLE
     from storage.kernels import warm_up as warm_up_storage
+    click.echo(COMPILING, err=True)
 
     started = time.monotonic()
     warm_up_storage()

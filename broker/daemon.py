@@ -29,6 +29,7 @@ from config.security.token import read_token
 from config.settings import Settings
 from storage.env import RealEnv
 from storage.errors import LogDirectoryError, OpeningStoppedError, StorageError
+from storage.kernels import COMPILING, is_first_compilation
 
 logger = structlog.get_logger("broker.daemon")
 
@@ -64,6 +65,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, broker.request_stop)
         loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
+        if is_first_compilation():
+            logger.info("first start", note=COMPILING)
         await broker.start()
     except OpeningStoppedError:
         logger.info("stopped during recovery")

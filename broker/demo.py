@@ -43,6 +43,7 @@ from protocol.client.administration import LogDirClient
 from protocol.client.connection import WireError
 from protocol.client.librdkafka import connection_settings
 from protocol.errors import ProtocolError
+from storage.kernels import COMPILING, is_first_compilation
 
 TOPIC_PREFIX = "varve-demo-"
 UPDATES = 1_000_000
@@ -317,6 +318,8 @@ def _watch_shrink(
         waits = ""
         if size >= before:
             waits = ", waits for the cleaner"
+            if time.monotonic() - started > SETTLED_SECONDS:
+                waits += ", whose first start compiles native code"
         elif time.monotonic() - moved > STILL_SECONDS:
             waits = ", waits for the last segment to close"
         progress.update(task, completed=min(max(done, 0), 99), note=f"{_log_size(size)}{waits}")
@@ -392,6 +395,8 @@ def _own_broker(console: Console) -> Iterator[str]:
         command = [sys.executable, "-m", "broker.cli", "serve", "--data", f"{directory}/data"]
         command += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http}"]
         console.print(f"starting a broker on 127.0.0.1:{port}, data in {directory}")
+        if is_first_compilation():
+            console.print(COMPILING)
         with Path(directory, "broker.log").open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:

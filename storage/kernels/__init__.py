@@ -12,6 +12,9 @@ import tempfile
 from collections.abc import Mapping
 from typing import Final
 
+COMPILING: Final = (
+    "compiling native code, the first time only: half a minute, or longer on a busy machine"
+)
 CACHE_VARIABLE: Final = "VARVE_KERNEL_CACHE"
 NUMBA_VARIABLE: Final = "NUMBA_CACHE_DIR"
 
@@ -74,6 +77,12 @@ def _set_cache_directory() -> None:
     numba_config = sys.modules.get("numba.core.config")
     if numba_config is not None:
         numba_config.CACHE_DIR = directory  # type: ignore[attr-defined]
+
+
+def is_first_compilation() -> bool:
+    """Return whether the cache is empty: no process has compiled a kernel yet."""
+    with os.scandir(os.environ[NUMBA_VARIABLE]) as entries:
+        return next(entries, None) is None
 
 
 def warm_up() -> None:

@@ -22,7 +22,13 @@ from storage.format.batch import (
     read_varlong,
     write_varint,
 )
-from storage.kernels import CACHE_VARIABLE, NUMBA_VARIABLE, choose_cache_directory, primitives
+from storage.kernels import (
+    CACHE_VARIABLE,
+    NUMBA_VARIABLE,
+    choose_cache_directory,
+    is_first_compilation,
+    primitives,
+)
 from storage.kernels.records import (
     LARGEST_INT64,
     SMALLEST_INT64,
@@ -280,6 +286,15 @@ def test_without_a_name_the_installation_then_the_user_then_a_private_directory(
     private = choose_cache_directory({"HOME": str(tmp_path / "file")})
     assert os.stat(private).st_mode & 0o777 == 0o700
     os.rmdir(private)
+
+
+def test_the_first_compilation_is_that_into_an_empty_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NUMBA_VARIABLE, str(tmp_path))
+    assert is_first_compilation()
+    (tmp_path / "kernels_1").mkdir()
+    assert not is_first_compilation()
 
 
 @pytest.mark.parametrize(
