@@ -47,7 +47,6 @@ from config import exit_codes
 if _is_quiet:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-PIPELINE_NEEDS = ("pipeline", "pyspark", "pyarrow", "pandas")
 SETTINGS_HELP = "Settings file (YAML); default: the built-in settings."
 ADDRESS = "HOST:PORT"
 
@@ -224,8 +223,8 @@ def warmup() -> None:
 
     from storage.kernels import COMPILING, NUMBA_VARIABLE
     from storage.kernels import warm_up as warm_up_storage
-    click.echo(COMPILING, err=True)
 
+    click.echo(COMPILING, err=True)
     started = time.monotonic()
     warm_up_storage()
     from cleaner.engine.kernels import warm_up as warm_up_cleaner
@@ -261,9 +260,10 @@ def pipeline(arguments: tuple[str, ...]) -> None:
     """Run jobs over whole topics outside the broker, in local processes or on Spark."""
     from importlib.util import find_spec
 
-    from config.extras import install_command
+    from config.extras import PIPELINE_PACKAGES, install_command
 
-    if any(find_spec(name) is None for name in PIPELINE_NEEDS):
+    asks_help = not {"-h", "--help"}.isdisjoint(arguments)
+    if not asks_help and any(find_spec(name) is None for name in PIPELINE_PACKAGES):
         click.echo(f"varve: this needs more packages: run {install_command('pipeline')}", err=True)
         sys.exit(exit_codes.USAGE)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline", *arguments])

@@ -12,6 +12,9 @@ from typing import Final
 
 import click
 
+from admin.command import fail
+from config import exit_codes
+from config.extras import PIPELINE_PACKAGES, install_command
 from pipeline.command import exit_on_error
 from pipeline.errors import JobError
 
@@ -36,7 +39,13 @@ class _Jobs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in JOBS:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(f"pipeline.jobs.{cmd_name}").command
+        try:
+            command: click.Command = importlib.import_module(f"pipeline.jobs.{cmd_name}").command
+        except ModuleNotFoundError as error:  # `varve` lets the help through without the extra
+            if error.name not in PIPELINE_PACKAGES:
+                raise
+            command_line = install_command("pipeline")
+            fail(f"this needs more packages: run {command_line}", exit_codes.USAGE)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

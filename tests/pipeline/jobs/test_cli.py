@@ -56,6 +56,38 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     )
 
 
+def test_help_of_the_group_needs_no_extra(tmp_path: Path) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError(name='pyarrow')")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules["pyspark"] = sys.modules["pandas"] = None
+from pipeline.cli import pipeline
+pipeline(sys.argv[1:], prog_name="varve pipeline")
+"""
+
+    def help_of(*names: str) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-c", program, *names, "--help"]
+        return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert "Write the current state of a topic as a table" in help_of().stdout
+    assert "Compact TOPIC outside the broker" in help_of("compact").stdout
+    latest = help_of("latest")
+    assert latest.returncode == exit_codes.USAGE
+    assert "varve: this needs more packages: run `.venv/bin/pip install" in latest.stderr
+
+
+def test_varve_hands_a_request_for_help_over_without_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(os, "execv", lambda _, arguments: called.append(" ".join(arguments[3:])))
+    for arguments in (["--help"], ["compact", "-h"]):
+        assert CliRunner().invoke(main, ["pipeline", *arguments]).exit_code == 0
+    assert called == ["pipeline --help", "pipeline compact -h"]
+
+
 def test_varve_pipeline_becomes_the_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that was said to it, and without importing it."""
     called: list[list[str]] = []
