@@ -120,8 +120,8 @@ def _by_importance(row: Json) -> tuple[bool, bool, float, int, str, int]:
 
 
 def _is_folded(row: Json) -> bool:
-    """Return whether this is an idle, empty partition of an internal topic."""
-    is_idle = row["state"] == "idle" and not row["paused"] and not row.get("damage")
+    """Return whether this is an idle, empty partition of an internal topic, perhaps paused."""
+    is_idle = row["state"] == "idle" and not row.get("damage")
     return row["topic"] in INTERNAL_TOPICS and row["size_bytes"] == 0 and is_idle
 
 
@@ -129,8 +129,9 @@ def _folded_lines(rows: Sequence[Json]) -> list[str]:
     """Return one line per topic for the partitions that the table leaves out."""
     counts = Counter(row["topic"] for row in rows)
     return [
-        f"... and {count} empty partitions of {topic} (--topic {topic} lists them)"
-        for topic, count in sorted(counts.items())
+        f"... and {count} empty{', paused' if is_paused else ''} partitions of {topic} (--topic "
+        f"{topic} lists them)"
+        for (topic, is_paused), count in sorted(counts.items())
     ]
 
 

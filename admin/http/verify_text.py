@@ -8,6 +8,8 @@ from config.units import about_size
 
 _HEADER = ("SEGMENT", "SIZE", "RECORDS", "LIVE", "DEAD", "TOMBSTONES", "NO KEY", "INDEX")
 _NUMBERS = ("records", "live", "dead", "tombstones", "keyless")
+_COMPARED_INDEXES = {"current", "wrong"}
+_INDEX_TEXTS = {"missing": "none"}  # most logs need no key indexes: "missing" would read as damage
 
 
 def verified_lines(rows: Sequence[Json], *, with_segments: bool) -> list[str]:
@@ -26,7 +28,7 @@ def _partition_lines(row: Json) -> list[str]:
     if result is None:
         return [f"{name} was not verified: {row['reason']}"]
     size = about_size(result["size_bytes"])
-    states = ", ".join(f"{count} {state}" for state, count in _index_states(row).items())
+    indexes = sum(segment["index"] in _COMPARED_INDEXES for segment in row["segments"])
     sums = (
         f"below offset {result['end_offset']:,}: {result['keys']:,} keys, {size}; "
         f"{result['records']:,} records, {result['live']:,} live ({result['tombstones']:,} "
@@ -38,22 +40,15 @@ def _partition_lines(row: Json) -> list[str]:
         if result[key]
     ]
     sums = ", ".join([sums, *others])
-    if states:
-        sums += f"; key indexes: {states}"
-    if compared := result["digests_compared"]:
-        sums += "; 1 digest compared" if compared == 1 else f"; {compared} digests compared"
+    if indexes:
+        sums += "; 1 key index compared" if indexes == 1 else f"; {indexes} key indexes compared"
+    if digests := result["digests_compared"]:
+        sums += "; 1 digest compared" if digests == 1 else f"; {digests} digests compared"
     differences = row["differences"]
     if not differences:
         return [f"{name}: nothing differs, {sums}"]
     count = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
     return [f"{name}: {count}, {sums}", *(f"  - {_difference_text(d)}" for d in differences)]
-
-
-def _index_states(row: Json) -> dict[str, int]:
-    states: dict[str, int] = {}
-    for segment in row["segments"]:
-        states[segment["index"]] = states.get(segment["index"], 0) + 1
-    return dict(sorted(states.items()))
 
 
 def _difference_text(difference: Json) -> str:
@@ -65,9 +60,10 @@ def _difference_text(difference: Json) -> str:
 
 
 def _segment_row(segment: Json) -> tuple[str, ...]:
+    index: str = segment["index"]
     return (
         f"{segment['base_offset']:,}",
         about_size(segment["size_bytes"]),
         *(f"{segment[key]:,}" for key in _NUMBERS),
-        "damaged segment" if segment["damage"] else segment["index"],
+        "damaged segment" if segment["damage"] else _INDEX_TEXTS.get(index, index),
     )

@@ -32,18 +32,18 @@ def row(*differences: Json, **sums: Any) -> Json:
 def test_a_log_without_a_difference_takes_one_line() -> None:
     assert verified_lines([row()], with_segments=False) == [
         "orders-0: nothing differs, below offset 1,200: 900 keys, 4.0 KiB; 1,200 records, 900 live "
-        "(7 tombstones), 300 dead; key indexes: 1 current, 1 missing"
+        "(7 tombstones), 300 dead; 1 key index compared"
     ]
 
 
 def test_records_without_a_key_are_named_if_there_are_any() -> None:
     (line,) = verified_lines([row(keyless=3, aborted=2)], with_segments=False)
-    assert "300 dead, 3 without a key, 2 aborted; key indexes" in line
+    assert "300 dead, 3 without a key, 2 aborted; 1 key index compared" in line
 
 
 def test_the_digests_that_were_compared_are_counted() -> None:
     (line,) = verified_lines([row(digests_compared=2)], with_segments=False)
-    assert line.endswith("1 missing; 2 digests compared")
+    assert line.endswith("1 key index compared; 2 digests compared")
 
 
 def test_each_difference_has_a_line_with_its_offsets() -> None:
@@ -59,6 +59,15 @@ def test_segments_are_listed_on_request() -> None:
         "SEGMENT", "SIZE", "RECORDS", "LIVE", "DEAD", "TOMBSTONES", "NO", "KEY", "INDEX",
     ]  # fmt: skip
     assert lines[3].split()[-1] == "current"
+
+
+def test_a_segment_without_a_key_index_does_not_read_as_damage() -> None:
+    without = row()
+    for segment in without["segments"]:
+        segment["index"] = "missing"
+    lines = verified_lines([without], with_segments=True)
+    assert lines[0].endswith("300 dead")
+    assert [line.split()[-1] for line in lines[3:5]] == ["none", "none"]
 
 
 def test_a_check_that_failed_says_why() -> None:
