@@ -30,6 +30,7 @@ POLL_SECONDS: Final = 0.25  # between two polls
 P = ParamSpec("P")
 
 
+TOPICS_HINT: Final = "`varve topics list` shows all"  # after the name of an unknown topic
 _SECURITY: Final = "varve.client_security"  # in the context of a command
 
 
@@ -129,10 +130,7 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
         try:
             ask(*args, **options)
         except ApiRefusedError as error:
-            hint = ""
-            if error.status == HTTPStatus.UNAUTHORIZED:
-                hint = ": name them with --command-config or --token-file"
-            fail(f"{error}{hint}", code_of_refusal(error))
+            fail(refusal_text(error), code_of_refusal(error))
         except TokenFileError as error:
             fail(str(error))
         except UnreachableError as error:
@@ -141,6 +139,15 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
             fail("interrupted; the broker still carries out the request", exit_codes.INTERRUPTED)
 
     return run
+
+
+def refusal_text(error: Exception) -> str:
+    """Return the reason of a refusal, and what helps where the broker cannot know it."""
+    if isinstance(error, ApiRefusedError) and error.status == HTTPStatus.UNAUTHORIZED:
+        return f"{error}: name them with --command-config or --token-file"
+    if isinstance(error, ApiRefusedError) and str(error).startswith("there is no topic "):
+        return f"{error}; {TOPICS_HINT}"
+    return str(error)
 
 
 def code_of_refusal(error: Exception) -> int:

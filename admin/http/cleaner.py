@@ -23,6 +23,7 @@ from admin.command import (
     fail,
     optional_partition_arguments,
     partition_arguments,
+    refusal_text,
     show,
     show_progress,
     timeout_option,
@@ -136,7 +137,7 @@ def _for_each(
             isinstance(error, ApiRefusedError) and error.status == harmless for error in refusals
         )
         code = exit_codes.DONE if is_done else min(map(code_of_refusal, refusals))
-        fail("\nvarve: ".join(map(str, refusals)), code)
+        fail("\nvarve: ".join(map(refusal_text, refusals)), code)
 
 
 @cleaner.command(short_help="Explain why a partition or topic is not being cleaned.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from admin.client import reason_of
-from admin.command import command_security, fail
+from admin.command import TOPICS_HINT, command_security, fail
 from config import exit_codes
 from config.security.clients import Cluster
 
@@ -122,6 +122,8 @@ def _fail_with(error: "KafkaError") -> None:
     text = error_text(error)
     if error.name().endswith("AUTHORIZATION_FAILED"):
         text = f"{text.rstrip('.')}: the user needs an ACL for this (`varve acls`)"
+    if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        text = f"{text.rstrip('.')}; {TOPICS_HINT}"
     fail(text, exit_codes.UNREACHABLE if error.code() in gone else exit_codes.FAILED)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from admin.client import Json
-from admin.command import fail, json_option, show, with_command_config
+from admin.command import TOPICS_HINT, fail, json_option, show, with_command_config
 from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
@@ -345,8 +345,8 @@ def partition_numbers(
     if found is None:
         hidden = ", or you may not describe it" if hides_resources() else ""
         fail(
-            f"there is no topic {topic}{hidden}; `varve topics list` shows all, `varve topics "
-            "create` makes a new one"
+            f"there is no topic {topic}{hidden}; {TOPICS_HINT}, `varve topics create` makes a new "
+            "one"
         )
     count = len(found.partitions)
     if partition is None:

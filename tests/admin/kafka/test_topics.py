@@ -189,6 +189,12 @@ def test_a_refusal_names_its_reason_and_creates_nothing(
     broker: VarveBroker, arguments: tuple[str, ...], code: int, reason: str
 ) -> None:
     run(broker, "topics", "create", "there")
+        (
+            ("alter", "missing", "--set", "retention.ms=7d"),
+            exit_codes.FAILED,
+            "there is no topic missing; `varve topics list` shows all",
+        ),
+        (("alter", "missing", "--partitions", "9"), exit_codes.FAILED, "`varve topics list` shows"),
     assert reason in refused(broker, "topics", *arguments, code=code)
     names = {row["topic"] for row in answered(broker, "topics", "list")["topics"]}
     assert "there" in names

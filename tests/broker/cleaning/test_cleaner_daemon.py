@@ -122,7 +122,8 @@ def test_a_log_is_verified_and_a_damaged_one_differs(tmp_path: Path) -> None:
         assert "damage, offsets 0 to " in done.stdout
         assert '"event": "log differs"' in broker.log_text
         missing = varve(broker, "nothing", "0", group="verify")
-        assert missing.stderr == "varve: there is no topic nothing\n"
+        hint = "`varve topics list` shows all"
+        assert missing.stderr == f"varve: there is no topic nothing; {hint}\n"
 
 
 def test_a_record_that_is_lost_after_a_verified_clean_is_noticed(tmp_path: Path) -> None:
@@ -295,11 +296,11 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["explain", "nowhere", "0"], 1, "varve: there is no topic nowhere"),
+        (["explain", "nowhere", "0"], 1, "no topic nowhere; `varve topics list` shows all"),
         (["explain", "customers", "9"], 1, "customers has no partition 9; its last one is 1"),
         (["run", "audit", "0"], 2, "audit-0 is not compacted: its cleanup.policy is delete"),
         (["explain"], 2, "Missing argument 'TOPIC'"),
-        (["explain", "nowhere"], 1, "varve: there is no topic nowhere"),
+        (["explain", "nowhere"], 1, "no topic nowhere; `varve topics list` shows all"),
         (["pause", "nowhere-1"], 1, "varve: there is no topic nowhere"),
         (["explain", "customers-9"], 1, "customers has no partition 9; its last one is 1"),
         (["explain", "customers", "-1"], 2, "No such option"),
