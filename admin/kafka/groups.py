@@ -183,7 +183,8 @@ def reset_offsets(
 ) -> None:
     """Commit other offsets of TOPIC for GROUP, whose members have to be stopped.
 
-    For example, to read the records since a time again:
+    An offset beyond the log's end, or before its start, becomes the end or the start. For example,
+    to read the records since a time again:
 
     varve groups reset-offsets billing orders --to 2026-11-01T00:00:00Z
     """
@@ -202,6 +203,13 @@ def reset_offsets(
             request = ConsumerGroupTopicPartitions(group, rows)
             (future,) = admin.alter_consumer_group_offsets([request]).values()
             _check(future.result(REQUEST_SECONDS).topic_partitions)
+    for number, offset in offsets.items():
+        if target.offset is not None and offset != target.offset:  # as Kafka's own tool
+            place = "beyond the end" if target.offset > offset else "before the start"
+            text = (
+                f"{topic}-{number}: offset {target.offset} is {place} of the log, {offset} is used"
+            )
+            click.echo(printable(f"varve: {text}"), err=True)
     table = [("PARTITION", "BEFORE", "AFTER")]
     for number in numbers:
         old = before.get((topic, number))

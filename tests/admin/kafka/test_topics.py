@@ -423,7 +423,9 @@ def test_a_group_shows_its_lag_is_moved_and_deleted(broker: VarveBroker) -> None
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 2
     assert done(broker, *reset).splitlines() == moved
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 3
-    done(broker, *reset[:-1], "99")  # beyond the end: the end
+    beyond = run(broker, *reset[:-1], "99")
+    assert beyond.exit_code == exit_codes.DONE
+    assert beyond.stderr == "varve: orders-0: offset 99 is beyond the end of the log, 3 is used\n"
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 0
     for options in ((), ("--dry-run",)):
         misspelt = refused(broker, *reset[:2], "biling", *reset[3:], *options)
