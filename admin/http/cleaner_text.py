@@ -38,7 +38,7 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
             "`varve cleaner explain TOPIC PARTITION`"
         )
     for key, text in (("quarantined", "in quarantine"), ("paused", "paused by an operator"),
-                      ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
+                      ("offline", "offline"), ("policy_unknown", "policy unknown"),
                       ("over_max_lag", "over max.compaction.lag.ms")):  # fmt: skip
         if partitions[key]:
             lines.append(f"  {partitions[key]} {text}")
@@ -127,7 +127,7 @@ def _is_folded(row: Json) -> bool:
 
 def _folded_lines(rows: Sequence[Json]) -> list[str]:
     """Return one line per topic for the partitions that the table leaves out."""
-    counts = Counter(row["topic"] for row in rows)
+    counts = Counter((row["topic"], bool(row["paused"])) for row in rows)
     return [
         f"... and {count} empty{', paused' if is_paused else ''} partitions of {topic} (--topic "
         f"{topic} lists them)"

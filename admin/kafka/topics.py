@@ -63,14 +63,14 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
         admin = AdminClient(settings)
         found = admin.list_topics(timeout=REQUEST_SECONDS).topics
         names = sorted(name for name in found if internal or name not in INTERNAL_TOPICS)
-        policies = {name: row[POLICY].value for name, row in _settings(admin, names).items()}
+        policies = {name: row[POLICY] for name, row in _settings(admin, names).items()}
         may_be_hidden = not names and hides_resources()
     sizes = _sizes(bootstrap)
     rows = [
         {
             "topic": name,
             "partitions": len(found[name].partitions),
-            "cleanup_policy": policies[name],
+            **_policy_json(policies[name]),
             "size_bytes": None if sizes is None else sum(sizes.get(name, {}).values()),
         }
         for name in names
@@ -85,10 +85,26 @@ def _list_lines(answer: Json, may_be_hidden: bool) -> list[str]:
         return [f"There are no topics{hidden}. `varve topics create` creates one."]
     table = [("TOPIC", "PARTITIONS", "POLICY", "SIZE")]
     table += [
-        (row["topic"], str(row["partitions"]), row["cleanup_policy"] or "none", _size(row))
+        (
+            row["topic"],
+            str(row["partitions"]),
+            _policy_text(row),
+            _size(row),
+        )
         for row in rows
     ]
     return columns(table, right={1, 3})
+
+
+def _policy_json(entry: "ConfigEntry") -> Json:
+    from config.topics.keys import ConfigSource
+
+    is_unknown = int(entry.source) == ConfigSource.UNKNOWN  # type: ignore[call-overload]
+    return {"cleanup_policy": entry.value, "policy_unknown": is_unknown}
+
+
+def _policy_text(row: Json) -> str:
+    return "policy unknown" if row["policy_unknown"] else row["cleanup_policy"] or "policy empty"
 
 
 @topics.command("describe", short_help="Show a topic's partitions and settings.")
@@ -128,7 +144,7 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
     ]
     answer = {
         "topic": topic,
-        "cleanup_policy": entries[POLICY].value,
+        **_policy_json(entries[POLICY]),
         "settings": dict(sorted(changed.items())),
         "partitions": partitions,
     }
@@ -138,9 +154,7 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
 def _describe_lines(answer: Json) -> list[str]:
     rows = answer["partitions"]
     noun = "partition" if len(rows) == 1 else "partitions"
-    lines = [
-        f"{answer['topic']}: {len(rows)} {noun}, {answer['cleanup_policy'] or 'no cleanup.policy'}"
-    ]
+    lines = [f"{answer['topic']}: {len(rows)} {noun}, {_policy_text(answer)}"]
     if answer["settings"]:
         lines += ["", "Settings that differ from the defaults:"]
         lines += [f"  {_setting(name, value)}" for name, value in answer["settings"].items()]

@@ -762,13 +762,13 @@ def _warn_of_unknown_policy(topic: Topic) -> None:
         return
     if topic.layers.taken_over:
         logger.warning(
-            "cleanup policy unknown",
+            "policy unknown",
             topic=topic.name,
             reason="adopted from Kafka: set cleanup.policy to clean or expire this topic",
         )
     elif topic.layers.left_by_file:
         logger.warning(
-            "cleanup policy unknown",
+            "policy unknown",
             topic=topic.name,
             reason="the settings file, which no longer names the topic, kept its records longer "
             "than the defaults do: name it there, or set a cleanup.policy or the retention.ms that "

@@ -62,6 +62,7 @@ class ConfigSource(IntEnum):
     delete it there.
     """
 
+    UNKNOWN = 0  # of a cleanup policy that is unknown
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
     STATIC_BROKER = 4
@@ -295,7 +296,7 @@ def _resolved(layers: TopicLayers) -> Iterator[tuple[str, tuple[ConfigSynonym, .
 def _set_values(layers: TopicLayers, key: TopicKey) -> list[ConfigSynonym]:
     if key.name == "cleanup.policy" and not policy_known(layers):
         # An empty policy keeps everything. Show it instead of a default.
-        return [ConfigSynonym(key.name, "", ConfigSource.STATIC_BROKER)]
+        return [ConfigSynonym(key.name, "", ConfigSource.UNKNOWN)]
     places = (
         (layers.dynamic, key.name, key.name, ConfigSource.DYNAMIC_TOPIC),
         (layers.yaml, key.name, key.name, ConfigSource.STATIC_BROKER),

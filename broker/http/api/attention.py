@@ -85,7 +85,7 @@ def _quarantined(quarantines: Mapping[TopicPartition, Quarantined]) -> Iterator[
 
 def _policy_unknown(topics: Iterable[str]) -> Iterator[Problem]:
     for topic in topics:
-        text = f"{topic} is neither cleaned nor expired: its cleanup.policy is unknown"
+        text = f"{topic} is neither cleaned nor expired: policy unknown"
         yield Problem("policy_unknown", text, topic)
 
 

@@ -119,6 +119,7 @@ class TopicsApi:
             "name": topic.name,
             "internal": topic.is_internal,
             "cleanup_policy": list(topic.config.cleanup_policy),
+            "policy_unknown": not topic.config.policy_known,
             "view": topic.config.has_view,
             "partitions": topic.partition_count,
             "offline": len(topic.offline),

@@ -64,7 +64,13 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
                   "--set", "cleanup.policy=compact", "--set", "segment.ms=60000")  # fmt: skip
     assert output == "t1 is created.\n"
     (row,) = [row for row in answered(broker, "topics", "list")["topics"] if row["topic"] == "t1"]
-    assert row == {"topic": "t1", "partitions": 2, "cleanup_policy": "compact", "size_bytes": 0}
+    assert row == {
+        "topic": "t1",
+        "partitions": 2,
+        "cleanup_policy": "compact",
+        "policy_unknown": False,
+        "size_bytes": 0,
+    }
     output = done(broker, "topics", "alter", "t1", "--unset", "segment.ms",
                   "--set", "min.cleanable.dirty.ratio=0.2", "--partitions", "3")  # fmt: skip
     assert output.splitlines() == [
@@ -183,18 +189,18 @@ def test_what_does_not_exist_is_named_before_a_confirmation(
             "there is no topic missing, or you may not",
         ),
         (("delete", "missing", "--yes"), exit_codes.FAILED, "there is no topic missing, or you"),
-    ],
-)
-def test_a_refusal_names_its_reason_and_creates_nothing(
-    broker: VarveBroker, arguments: tuple[str, ...], code: int, reason: str
-) -> None:
-    run(broker, "topics", "create", "there")
         (
             ("alter", "missing", "--set", "retention.ms=7d"),
             exit_codes.FAILED,
             "there is no topic missing; `varve topics list` shows all",
         ),
         (("alter", "missing", "--partitions", "9"), exit_codes.FAILED, "`varve topics list` shows"),
+    ],
+)
+def test_a_refusal_names_its_reason_and_creates_nothing(
+    broker: VarveBroker, arguments: tuple[str, ...], code: int, reason: str
+) -> None:
+    run(broker, "topics", "create", "there")
     assert reason in refused(broker, "topics", *arguments, code=code)
     names = {row["topic"] for row in answered(broker, "topics", "list")["topics"]}
     assert "there" in names
@@ -206,6 +212,22 @@ def test_a_broker_without_authorization_is_said_to_hide_nothing(tmp_path: Path) 
         assert done(broker, "groups", "list") == "There are no groups.\n"
         assert "There are no topics. " in done(broker, "topics", "list")
         assert "there is no topic missing; " in refused(broker, "topics", "describe", "missing")
+
+
+def test_an_unknown_policy_is_called_so_and_an_empty_one_empty(tmp_path: Path) -> None:
+    kept = {"cleanup.policy": "compact"}
+    settings = {"topics": {"left": kept, "empty": {"cleanup.policy": ""}}}
+    with running_varve(tmp_path, settings):
+        pass
+    settings["topics"].pop("left")
+    with running_varve(tmp_path, settings) as broker:
+        rows = done(broker, "topics", "list").splitlines()[1:]
+        assert [row.split()[2:4] for row in rows] == [["policy", "empty"], ["policy", "unknown"]]
+        assert done(broker, "topics", "describe", "left").startswith("left: 1 partition, policy un")
+        listed = answered(broker, "topics", "list")["topics"]
+        assert [row["policy_unknown"] for row in listed] == [False, True]
+        over_http = json.loads(broker.get("/api/v1/topics"))["topics"]
+        assert [row["policy_unknown"] for row in over_http] == [False, True]
 
 
 def test_a_broker_that_is_gone_is_unreachable() -> None:

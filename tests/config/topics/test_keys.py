@@ -316,7 +316,7 @@ def test_an_unknown_policy_is_shown_as_the_empty_one_whatever_the_defaults_say()
     unknown = TopicLayers(topic_defaults=defaults, taken_over=True)
     rows = {entry.name: entry for entry in describe(unknown)}
     assert (rows["cleanup.policy"].value, rows["cleanup.policy"].is_default) == ("", False)
-    assert rows["cleanup.policy"].source is ConfigSource.STATIC_BROKER
+    assert rows["cleanup.policy"].source is ConfigSource.UNKNOWN
     assert rows["retention.ms"].value == "5"
     assert resolve(unknown).cleanup_policy == ()
     layers = TopicLayers(dynamic={"cleanup.policy": "compact"}, taken_over=True)

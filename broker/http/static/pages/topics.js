@@ -71,6 +71,7 @@ export function isCompacted(topic) {
 function topicState(topic) {
   return html`
     ${topic.offline > 0 && html`<${Tag} kind="bad">${topic.offline} offline<//>`}
+    ${topic.policy_unknown && html`<${Tag} kind="warn">policy unknown<//>`}
     ${topic.damaged > 0 && html`<${Tag} kind="bad">${topic.damaged} damaged<//>`}
     ${topic.paused > 0 && html`<${Tag} kind="warn">${topic.paused} paused<//>`}
     ${topic.in_progress > 0 && html`<${Tag} kind="busy">cleaning<//>`}

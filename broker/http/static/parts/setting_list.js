@@ -5,6 +5,7 @@ import { Empty, Tag, useAttempt } from "./parts.js";
 import { Help, readable, SettingInput } from "./setting_input.js";
 
 const SOURCES = {
+  unknown: ["policy unknown", "warn"],
   dynamic_topic: ["set on this topic", "busy"],
   static_broker: ["settings file", "plain"],
   option: ["option", "plain"],
