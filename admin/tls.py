@@ -18,6 +18,8 @@ from admin.command import fail
 if TYPE_CHECKING:
     from cryptography import x509
 
+CERTIFICATE_FILE: Final = "ca.pem"
+KEY_FILE: Final = "ca.key"
 AUTHORITY_DAYS: Final = 3650
 LEAF_DAYS: Final = 825  # more than that, some operating systems refuse
 CLOCK_SKEW: Final = datetime.timedelta(hours=1)
@@ -39,7 +41,8 @@ def tls() -> None:
 def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
     """Make a certificate authority, and certificates for a broker and its clients, in DIR.
 
-    The command prints the settings for the broker and its clients. Whoever can read ca.key can make
+    The command prints the settings for the broker and its clients. If DIR has ca.pem and ca.key of
+    an earlier call, --client makes certificates for more clients. Whoever can read ca.key can make
     certificates that are trusted: keep it on another machine, or delete it.
     """
     try:
@@ -47,13 +50,24 @@ def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     directory = Path(folder).absolute()
+    is_new = not os.path.lexists(directory / KEY_FILE)
+    if not is_new and (hosts or not clients):
+        fail(f"{directory / KEY_FILE} exists; give only --client, or choose another folder")
     try:
-        _write_all(directory, _make_files((*LOCAL_HOSTS, *hosts), clients))
+        if is_new:
+            authority = _Authority.create()
+            files = _own_files(authority) | _server_files(authority, (*LOCAL_HOSTS, *hosts))
+        else:
+            authority, files = _Authority.read(directory), {}
+        _write_all(directory, files | _client_files(authority, clients))
     except FileExistsError as error:
         fail(f"{error.filename} exists; remove it, or choose another folder")
     except OSError as error:
         fail(f"{error.filename or directory}: {error.strerror or error}")
-    click.echo("\n".join(_advice(directory, hosts, clients)))
+    except (ValueError, TypeError) as error:  # of cryptography, about the files that were read
+        fail(f"cannot use {CERTIFICATE_FILE} and {KEY_FILE} in {directory}: {error}")
+    advice = [*_broker_advice(directory, hosts, clients), ""] if is_new else []
+    click.echo("\n".join([*advice, *_client_advice(directory, clients)]))
 
 
 def _check_names(hosts: Sequence[str], clients: Sequence[str]) -> None:
@@ -70,22 +84,30 @@ def _check_names(hosts: Sequence[str], clients: Sequence[str]) -> None:
             raise ValueError(f"--client {client[:80]!r}: expected up to 64 letters, digits and -._")
 
 
-def _make_files(hosts: Sequence[str], clients: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of each file, by name."""
+def _own_files(authority: "_Authority") -> dict[str, bytes]:
+    """Return the content of each file, by name; so do the functions below."""
+    builder = authority.own_builder()
+    return {
+        CERTIFICATE_FILE: _sign(builder, authority.key),
+        KEY_FILE: _key_pem(authority.key),
+    }
+
+
+def _server_files(authority: "_Authority", hosts: Sequence[str]) -> dict[str, bytes]:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    authority = _Authority()
     names = [_general_name(host) for host in dict.fromkeys(hosts)]
     certificate, key = authority.sign(
         "varve broker", ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
     )
-    files = {
-        "ca.pem": authority.pem,
-        "ca.key": authority.key_pem,
-        "server.pem": certificate,
-        "server.key": key,
-    }
+    return {"server.pem": certificate, "server.key": key}
+
+
+def _client_files(authority: "_Authority", clients: Sequence[str]) -> dict[str, bytes]:
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    files = {}
     for client in clients:
         certificate, key = authority.sign(client, ExtendedKeyUsageOID.CLIENT_AUTH, None)
         files[_client_file(client)] = key + certificate
@@ -97,24 +119,45 @@ def _client_file(client: str) -> str:
 
 
 class _Authority:
-    """A new certificate authority that signs no other authority."""
+    """A certificate authority that signs no other authority."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: "x509.Name", key: Any) -> None:
         from cryptography import x509
+
+        self.key = key
+        self._name = name
+        self._identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+
+    @classmethod
+    def create(cls) -> "_Authority":
+        """Return a new one. Each has its own name: clients find the one that signed by it."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        # Each authority has its own name: clients find the one that signed by it.
-        self._name = _x509_name(f"varve authority {os.urandom(4).hex()}")
-        self._identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
-        builder = (
-            self._builder(self._name, self._key.public_key(), AUTHORITY_DAYS)
+        name = _x509_name(f"varve authority {os.urandom(4).hex()}")
+        return cls(name, ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def read(cls, directory: Path) -> "_Authority":
+        """Return the one of these files. Raises OSError, ValueError, TypeError."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        certificate = x509.load_pem_x509_certificate((directory / CERTIFICATE_FILE).read_bytes())
+        key = load_pem_private_key((directory / KEY_FILE).read_bytes(), None)
+        if key.public_key() != certificate.public_key():
+            raise ValueError("they do not belong together")
+        return cls(certificate.subject, key)
+
+    def own_builder(self) -> "x509.CertificateBuilder":
+        """Return its own certificate, unsigned."""
+        from cryptography import x509
+
+        return (
+            self._builder(self._name, self.key.public_key(), AUTHORITY_DAYS)
             .add_extension(x509.BasicConstraints(True, 0), critical=True)
             .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(self._identifier, critical=False)
         )
-        self.pem = _sign(builder, self._key)
-        self.key_pem = _key_pem(self._key)
 
     def sign(
         self, name: str, usage: "x509.ObjectIdentifier", names: "x509.ExtensionType | None"
@@ -134,7 +177,7 @@ class _Authority:
         )
         if names is not None:
             builder = builder.add_extension(names, critical=False)
-        return _sign(builder, self._key), _key_pem(key)
+        return _sign(builder, self.key), _key_pem(key)
 
     def _builder(self, name: "x509.Name", key: Any, days: int) -> "x509.CertificateBuilder":
         from cryptography import x509
@@ -211,7 +254,7 @@ def _write_all(directory: Path, files: dict[str, bytes]) -> None:
             file.write(content)
 
 
-def _advice(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[str]:
+def _broker_advice(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[str]:
     lines = [
         f"Settings of the broker, for certificates in {directory}:",
         "",
@@ -222,14 +265,17 @@ def _advice(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> li
         f"  key_file: {directory}/server.key",
     ]
     if clients:
-        lines += [f"  ca_file: {directory}/ca.pem", "  client_auth: required"]
-    lines += [
-        "",
+        lines += [f"  ca_file: {directory}/{CERTIFICATE_FILE}", "  client_auth: required"]
+    return lines
+
+
+def _client_advice(directory: Path, clients: Sequence[str]) -> list[str]:
+    lines = [
         "Settings of a client, for Kafka's tools and --command-config of varve:",
         "",
         "security.protocol=SSL",
         "ssl.truststore.type=PEM",
-        f"ssl.truststore.location={directory}/ca.pem",
+        f"ssl.truststore.location={directory}/{CERTIFICATE_FILE}",
     ]
     if clients:
         lines += [

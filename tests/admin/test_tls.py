@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from cryptography.x509 import load_pem_x509_certificate
 
 from admin.client import ApiClient
 from admin.tls import tls
@@ -45,6 +46,24 @@ def test_the_printed_settings_connect_a_client_to_a_broker(tmp_path: Path) -> No
                 assert sizes.size_of("none") == 0
         with pytest.raises(SecurityRefusedError, match="IP address mismatch"):
             LogDirClient(Cluster(f"127.0.0.3:{port}", security))
+
+
+def test_the_authority_signs_a_certificate_for_a_later_client(tmp_path: Path) -> None:
+    make(tmp_path, "--client", "alice")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    advice = "\n\n".join(make(tmp_path, "--client", "bob"))
+    assert f"ssl.keystore.location={tmp_path}/client-bob.pem" in advice
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    authority = load_pem_x509_certificate(after["ca.pem"])
+    load_pem_x509_certificate(after.pop("client-bob.pem")).verify_directly_issued_by(authority)
+    assert after == before
+    for options in ([], ["--client", "alice"], ["--client", "carol", "--host", "example.org"]):
+        done = CliRunner().invoke(tls, ["init", str(tmp_path), *options])
+        assert (done.exit_code, " exists; " in done.output) == (1, True)
+    (tmp_path / "ca.pem").write_bytes(after["server.pem"])
+    done = CliRunner().invoke(tls, ["init", str(tmp_path), "--client", "carol"])
+    assert (done.exit_code, "do not belong together" in done.output) == (1, True)
+    assert not (tmp_path / "client-carol.pem").exists()
 
 
 def test_only_the_owner_can_read_keys(tmp_path: Path) -> None:
