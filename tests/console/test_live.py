@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Response, expect
 from playwright.sync_api import TimeoutError as BrowserTimeoutError
 
 from tests.support.console import open_page
@@ -115,6 +115,24 @@ def test_without_a_stream_the_page_polls(page: Page, broker: VarveBroker) -> Non
     open_page(page, broker, PARTITION)
     send(broker, "pause")
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
+
+
+@pytest.mark.usefixtures("own_tab")
+def test_a_page_that_follows_the_log_is_as_fast_while_nobody_touches_it(
+    page: Page, broker: VarveBroker
+) -> None:
+    def is_read(response: Response) -> bool:
+        return "/records?" in response.url and str(2**53 - 1) not in response.url
+
+    page.clock.install()
+    page.route("**/events", lambda route: route.fulfill(status=503, json={"detail": "no place"}))
+    open_page(page, broker, "topics/readings/messages/0")
+    with page.expect_response(is_read):
+        page.get_by_label("Follow").check()
+    page.clock.run_for(61_000)
+    for _ in range(3):
+        with page.expect_response(is_read, timeout=3000):  # else it takes 5 s
+            page.clock.run_for(1100)
 
 
 @pytest.mark.usefixtures("own_tab")

@@ -106,7 +106,8 @@ function Browser({ topic, partition, partitions }) {
 function Follower({ topic, partition, search }) {
   const place = partition === null ? "" : `/partitions/${partition}`;
   const pause = Math.max(FOLLOW_MS, FOLLOW_PARTITION_MS * search.state.places.length);
-  const { error } = usePoll(search.more, pause, [topic, partition], `/api/v1/topics/${encodeURIComponent(topic)}${place}/events`);
+  const events = `/api/v1/topics/${encodeURIComponent(topic)}${place}/events`;
+  const { error } = usePoll(search.more, pause, [topic, partition], events, 1);
   return !isMissing({ error }) && html`<${Problem} error=${error} />`; // the page says that it was deleted
 }
 

@@ -25,7 +25,8 @@ export function TopicsPage() {
   </label>`;
   const empty = html`<${Empty} title="No topics yet">
     <a href="#/create-topic">Create one</a> here or with any Kafka client, or try
-    <code>varve demo --bootstrap 127.0.0.1:9092 --rate 50000 --keep</code>.
+    <code>varve demo --bootstrap 127.0.0.1:9092 --rate 50000 --keep</code>. After <code>make run</code>,${" "}
+    <code>varve</code> is <code>.venv/bin/varve</code>.
   <//>`;
   return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
     <${List} path=${`/api/v1/topics?internal=${showsInternal}`} noun="topics" limit=${PAGE} milliseconds=${POLL_MS}
@@ -70,8 +71,8 @@ export function isCompacted(topic) {
 
 function topicState(topic) {
   return html`
-    ${topic.offline > 0 && html`<${Tag} kind="bad">${topic.offline} offline<//>`}
     ${topic.policy_unknown && html`<${Tag} kind="warn">policy unknown<//>`}
+    ${topic.offline > 0 && html`<${Tag} kind="bad">${topic.offline} offline<//>`}
     ${topic.damaged > 0 && html`<${Tag} kind="bad">${topic.damaged} damaged<//>`}
     ${topic.paused > 0 && html`<${Tag} kind="warn">${topic.paused} paused<//>`}
     ${topic.in_progress > 0 && html`<${Tag} kind="busy">cleaning<//>`}

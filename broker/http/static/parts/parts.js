@@ -30,7 +30,8 @@ function isIdle() {
 // What was loaded with other `inputs` stays until the next answer; use a `key` to forget it.
 // With `events`, the path of a stream of events, it is called after each event instead, though not more
 // often than every `milliseconds`, and without one every few seconds. As long as there is no such stream, it polls.
-export function usePoll(load, milliseconds, inputs, events = null) {
+// `idleFactor` is 1 for a page that somebody watches without touching it.
+export function usePoll(load, milliseconds, inputs, events = null, idleFactor = IDLE_FACTOR) {
   const [state, setState] = useState({ data: null, error: null, loadedMs: null });
   const reload = useRef(() => {});
   useEffect(() => {
@@ -40,12 +41,12 @@ export function usePoll(load, milliseconds, inputs, events = null) {
     let isStreaming = false;
     let hasChanged = false; // since the present load began
     let began = 0; // the last load
-    const usualPause = () => milliseconds * (isIdle() ? IDLE_FACTOR : 1);
+    const usualPause = () => milliseconds * (isIdle() ? idleFactor : 1);
     const schedule = () => {
       clearTimeout(timer);
       if (isOver || document.hidden || running) return;
       const changedPause = Math.max(0, began + usualPause() - Date.now());
-      const quietPause = Math.max(milliseconds, STREAM_POLL_MS) * (isIdle() ? IDLE_FACTOR : 1);
+      const quietPause = Math.max(milliseconds, STREAM_POLL_MS) * (isIdle() ? idleFactor : 1);
       timer = setTimeout(run, hasChanged ? changedPause : isStreaming ? quietPause : usualPause());
     };
     const run = async () => {

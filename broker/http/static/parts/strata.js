@@ -328,7 +328,7 @@ function readColors() {
 function paintSegments(context, model, places, width, colors) {
   const [youngest, oldest] = ageRange(model);
   const hatch = hatching(context, colors.dirty, colors.paper);
-  const dots = dotting(context, colors.ink);
+  const dots = dotting(context, colors.ink, colors.paper);
   let lastDiamond = -Infinity;
   model.segments.forEach((segment, index) => {
     const [left, right] = places[index];
@@ -411,11 +411,13 @@ function hatching(context, color, edge) {
   });
 }
 
-function dotting(context, color) {
-  return pattern(context, `dotting ${color}`, 7, (pen) => {
+// Dots with an edge: each age is like one of the two colours, in one of the two themes.
+function dotting(context, color, edge) {
+  return pattern(context, `dotting ${color}`, 9, (pen) => {
+    pen.fillStyle = edge;
+    pen.fillRect(2, 2, 3.6, 3.6);
     pen.fillStyle = color;
-    pen.globalAlpha = 0.55;
-    pen.fillRect(2, 2, 1.6, 1.6);
+    pen.fillRect(3, 3, 1.6, 1.6);
   });
 }
 
