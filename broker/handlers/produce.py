@@ -455,12 +455,15 @@ def _acknowledge(
     info: AppendInfo,
     keys: "BatchKeys | None",
 ) -> ProducedPartition | Awaitable[ProducedPartition]:
-    """Record the keys of an appended batch; return a coroutine if it waits for an fsync."""
+    """Count an appended batch and record its keys; return a coroutine if it waits for an fsync."""
     index, records, header, _, acks = batch
+    if not info.duplicate:
+        partition.stats.messages_in += header.record_count
+        partition.stats.bytes_in += header.size_bytes
     partition.record_keys(records, header, info, keys)
     if acks and not partition.is_acked(info):
         return _wait_flushed(services, partition, index, info)
-    return _produced(partition, index, header, info)
+    return _produced(index, info)
 
 
 async def _wait_flushed(
@@ -473,18 +476,10 @@ async def _wait_flushed(
         return ProducedPartition(index, ErrorCode.KAFKA_STORAGE_ERROR, error_message=str(error))
     finally:
         services.stats.delayed_produces -= 1
-    return ProducedPartition(
-        index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset
-    )
+    return _produced(index, info)
 
 
-def _produced(
-    partition: Partition, index: int, header: BatchHeader, info: AppendInfo
-) -> ProducedPartition:
-    if not info.duplicate:
-        stats = partition.stats
-        stats.messages_in += header.record_count
-        stats.bytes_in += header.batch_length + 12
+def _produced(index: int, info: AppendInfo) -> ProducedPartition:
     return ProducedPartition(
         index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset
     )

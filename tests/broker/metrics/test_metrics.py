@@ -137,6 +137,16 @@ async def test_numbers_move_under_the_names_dashboards_know() -> None:
     assert value("varve_clock_trusted") == 1
 
 
+async def test_records_that_wait_for_an_fsync_are_counted() -> None:
+    topics = {"orders": {"keys": {"varve.flush.on.ack": "true"}}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
+        with RawClient(running.addresses[0].port) as client:
+            batch = bytes(batch_of(b"one", b"two"))
+            await asyncio.to_thread(client.produce, "orders", batch)
+        traffic = running.stats.foreground()
+    assert traffic.bytes_in == len(batch)
+
+
 async def test_requests_are_counted_by_the_version_that_the_client_used() -> None:
     async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": {}}) as running:
 
