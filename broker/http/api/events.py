@@ -26,7 +26,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
-from broker.http.api.partitions import served_partition
+from broker.http.api.lookup import served_partition
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import ApiError, parse_partition, query_parameters
 from broker.http.audited import sender_of

@@ -18,7 +18,7 @@ from broker.damage.log_repair import (
     TruncationRefusedError,
 )
 from broker.http.api.json_shapes import Json, partition_fields
-from broker.http.api.partitions import LogFailures, served_partition
+from broker.http.api.lookup import LogFailures, served_partition
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import Json, partition_fields
-from broker.http.api.partitions import served_partition
+from broker.http.api.lookup import served_partition
 from broker.http.api.requests import (
     cut_page,
     page_limit,

@@ -30,7 +30,7 @@ from broker.http.api.json_shapes import (
     state_name,
     status_json,
 )
-from broker.http.api.partitions import find_partition, find_topic, served_partition
+from broker.http.api.lookup import find_partition, find_topic, served_partition
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,

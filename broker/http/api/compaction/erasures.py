@@ -14,7 +14,7 @@ from broker.erasure.erasures import ErasureRefusedError, Erasures
 from broker.erasure.model import Erasure, PartitionErasure
 from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json
-from broker.http.api.partitions import find_topic
+from broker.http.api.lookup import find_topic
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,

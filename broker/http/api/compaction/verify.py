@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.cleaning.log_checks import CheckRefusedError, CheckStatus, LogChecks
 from broker.http.api.json_shapes import Json, partition_fields
-from broker.http.api.partitions import served_partition
+from broker.http.api.lookup import served_partition
 from broker.http.api.requests import (
     ApiError,
     action_response,

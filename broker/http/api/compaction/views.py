@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.event_loop.loop_turns import Turns
-from broker.http.api.partitions import find_topic
+from broker.http.api.lookup import find_topic
 from broker.http.api.requests import (
     ApiError,
     action_response,

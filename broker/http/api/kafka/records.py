@@ -14,7 +14,7 @@ from aiohttp import web
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position
-from broker.http.api.partitions import LogFailures, readable_partition
+from broker.http.api.lookup import LogFailures, readable_partition
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
-from broker.http.api.partitions import find_topic
+from broker.http.api.lookup import find_topic
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,

@@ -1,4 +1,4 @@
-"""The topic and partition that a request names, and the answer when its files fail."""
+"""Look up the topic and partition that a request names; answer when its files fail."""
 
 from collections.abc import Callable
 
