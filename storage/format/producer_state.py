@@ -4,6 +4,8 @@ Rules
 - Producer id, epoch, first and last sequence identify a batch. The log remembers the last five
   batches of each producer, so that it answers a retry with the original offsets. A snapshot has the
   last batch only.
+- A batch with an older epoch is refused: its producer is fenced (`check`). The epoch of a
+  transactional id rises in broker/transactions/state.py; a marker brings it to the log.
 - Sequences increase by one per record and wrap from 2147483647 to 0. A newer epoch starts at 0. A
   producer without state, for example after it expired, may start with any sequence.
 - Batches read from the log are not checked again. Sequences come from the batch header, so that

@@ -1,7 +1,8 @@
 """What the parts of an open log share: its folder and its failures, config, segments and offsets.
 
 Rules
-- Log start <= high watermark <= log end; recovery point <= log end.
+- Log start <= high watermark <= log end; recovery point <= log end. The high watermark rises with
+  each append (log.py), or with `varve.flush.on.ack` when a flush ends (flush.py).
 - Only the parts of the log change it (storage/log/log.py names them); all others read it through
   the log.
 - After a failure whose extent only recovery can find out, the log accepts no more changes.

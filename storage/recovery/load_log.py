@@ -180,9 +180,8 @@ def load_log(
         first_unclean = 0
     is_txn_index_lost = any(filenames.TXN_INDEX in name for name, _ in swap.distrusted)
     if swap.refused or is_txn_index_lost:
-        first_unclean = (
-            0  # a transaction index may belong to the old segment, its log to the new one
-        )
+        # A transaction index may belong to the old segment, its log to the new one.
+        first_unclean = 0
     is_noted = False  # whether a clean stop recorded the open transactions
     if first_unclean < len(loading.segments):
         _recover(loading, first_unclean)
@@ -408,14 +407,14 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
         try:
             for batch in scan(segment.file, position, segment.size_bytes, whole=True):
                 loading.go_on()
-                entry = _take(loading, segment, batch, following)
+                entry = _recover_batch(loading, segment, batch, following)
                 if entry is not None:
                     entries.append(entry)
                 position = batch.end_position
         except _OverlapError as overlap:
             position = _undo_overlap(loading, segment, overlap.batch, later)
-        except _ContradictedError as lie:
-            position = segment.note_damage(lie.position, lie.reason).end_position
+        except _ContradictedError as error:
+            position = segment.note_damage(error.position, error.reason).end_position
         except CorruptBatchError as error:
             old_end, old_next = skip_old_messages(segment.file, position, segment.size_bytes)
             if old_end == position and loading.next_offset >= loading.recovery_point:
@@ -427,17 +426,17 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
                 was_cut = True
             else:
                 damage = segment.note_damage(position, error.reason)
-                existing = (
+                next_offset = (
                     old_next if old_end > position else _offset_behind(loading, segment, damage)
                 )
-                loading.next_offset = max(loading.next_offset, existing)
+                loading.next_offset = max(loading.next_offset, next_offset)
                 position = damage.end_position
     segment.finish_rebuild()
     segment.write_txn_entries(entries)
     return was_cut
 
 
-def _take(
+def _recover_batch(
     loading: _Loading, segment: Segment, batch: ScannedBatch, following: int | None
 ) -> TxnIndexEntry | None:
     """Verify one batch and add it to indexes, producer state and epochs.

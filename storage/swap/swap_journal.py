@@ -5,7 +5,7 @@ Rules
   `<base>.<kind>.<run>.cleaned`. Nothing reads them.
 - The rename of the journal commits the swap. The journal lists all renames and deletes, with the
   size and checksum of each renamed file. Without a journal all segments are old. With a journal all
-  become new when it is executed, at the next start if necessary.
+  become new when it is executed, if necessary at the next start (`recover_swap`).
 - Execution is idempotent: it skips steps that are already done.
 - The folder is synced between steps whose order matters, because a crash may lose any unsynced
   change and keep a later one. The order is: sync cleaned names | journal in place | sync | rename
@@ -422,13 +422,13 @@ def recover_swap(env: Env, directory: str, *, was_clean: bool = False) -> SwapRe
     removed = _remove_leftovers(env, directory, refused)
     kafka = finish_kafka_swap(env, directory)
     return SwapRecovery(
-        tuple(redone),
-        tuple(rolled_back),
-        tuple(distrusted),
-        tuple(refused),
-        kafka.completed,
-        removed + kafka.removed,
-        kafka.deleted,
+        redone=tuple(redone),
+        rolled_back=tuple(rolled_back),
+        distrusted=tuple(distrusted),
+        refused=tuple(refused),
+        completed=kafka.completed,
+        removed=removed + kafka.removed,
+        deleted=kafka.deleted,
     )
 
 

@@ -80,15 +80,15 @@ def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch)
 
 def an_overlap_is_taken_for_damage(patch: pytest.MonkeyPatch) -> None:
     """Without a swap's journal recovery cut there, and removed all later segments."""
-    take = load_log._take
+    recover_batch = load_log._recover_batch
 
     def cut(loading: Any, segment: Segment, batch: Any, following: int | None) -> Any:
         try:
-            return take(loading, segment, batch, following)
+            return recover_batch(loading, segment, batch, following)
         except load_log._OverlapError as error:
             raise CorruptBatchError("belongs elsewhere", batch.position, segment.path) from error
 
-    patch.setattr(load_log, "_take", cut)
+    patch.setattr(load_log, "_recover_batch", cut)
 
 
 def a_missing_folder_fails_its_directory(patch: pytest.MonkeyPatch) -> None:
