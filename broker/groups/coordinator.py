@@ -51,7 +51,7 @@ class GroupCoordinator:
     """All consumer groups of this broker.
 
     Its parts: `members` answers the requests of members, `offsets` commits and reads offsets,
-    `deletion` deletes groups and offsets, and `loading` starts and stops to serve partitions.
+    `deletion` deletes groups and offsets, and `loading` starts and stops serving partitions.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Starts and stops to serve the groups of a partition of __consumer_offsets.
+"""Starts and stops serving the groups of a partition of __consumer_offsets.
 
 A group is served while its partition is active. While the partition is being loaded or is offline,
-requests get an error that says so.
+requests get an error that says so. internal_topic.py reads the partition, and `OffsetsLoader`
+(offsets/offsets_store.py) its records.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Earlier lists of segments, for the console's picture of a partition.
+"""Earlier lists of segments, for the console's picture of a partition (static/parts/strata.js).
 
 Rules
 - Every OBSERVE_SECONDS, and before segments are replaced, the list of a partition is compared with

@@ -1,5 +1,7 @@
 """Decide whether a lease of an earlier process is still valid.
 
+leases.py resumes the valid ones at the start, and removes the folders of all others.
+
 A generation is valid within one process only. After a restart a lease is valid if
 - the topic id is the same,
 - every planned segment has its size and modification time, in the log and in the lease's folder;

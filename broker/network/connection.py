@@ -4,7 +4,8 @@ Rules. A connection handles one request at a time, as in Kafka: while a request 
 a join, an fsync) the connection is muted, and pipelined requests stay in the socket. It reads
 nothing until the response has been sent, so a client that stops reading delays only itself. It also
 reads nothing while the budget of all receive buffers has no room for a frame that has begun
-(receive_budget.py). Invalid bytes from a client close its connection and write one log line.
+(receive_budget.py). Invalid bytes from a client close its connection and write one log line. An
+idle connection is closed by the listener (listener.py).
 """
 
 import asyncio

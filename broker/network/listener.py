@@ -1,5 +1,7 @@
 """The listening sockets, and the limits of all connections together.
 
+`Listener.sweep` closes connections that are idle or stalled.
+
 Rules. At the connection limit, a new connection replaces one of the address with the most
 connections: first one that has never sent a complete request, else the one that has been silent for
 longest. A connection that was active within IDLE_EVICT_SECONDS is replaced only for an address with

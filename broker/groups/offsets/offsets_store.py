@@ -91,7 +91,7 @@ class LoadedPartition:
 
     groups: dict[str, Group] = field(default_factory=dict)
     consumer_groups: dict[str, ConsumerGroup] = field(default_factory=dict)
-    offsets: dict[str, dict[TopicIndex, CommittedOffset]] = field(default_factory=dict)
+    offsets: dict[str, dict[TopicIndex, CommittedOffset]] = field(default_factory=dict)  # by group
     records: int = 0
     unknown_records: int = 0  # with an unsupported version of the key or value
     invalid_records: int = 0  # in no known format
@@ -99,14 +99,12 @@ class LoadedPartition:
     transactional: dict[str, dict[int, dict[TopicIndex, CommittedOffset]]] = field(
         default_factory=dict
     )
+    topics: set[str] = field(default_factory=set)  # with an offset, in a transaction or not
 
     def group_ids(self) -> set[str]:
         """Return the ids of all groups of the partition."""
         offsets = self.offsets.keys() | self.transactional.keys()
         return self.groups.keys() | self.consumer_groups.keys() | offsets
-
-    # Of all these offsets.
-    topics: set[str] = field(default_factory=set)
 
     @property
     def undecided_offsets(self) -> int:
