@@ -31,7 +31,7 @@ from itertools import pairwise
 from cleaner.engine.context import CleanContext
 from cleaner.engine.key_map.map_size import may_not_fit
 from cleaner.engine.key_map.ranked_map import RankedMap
-from cleaner.engine.one_pass.newest_first import applies, clean_newest_first
+from cleaner.engine.one_pass.newest_first import clean_newest_first, suits_one_pass
 from cleaner.engine.outcome import CleanOutcome, MapFullError
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import make_report
@@ -63,7 +63,7 @@ def run_clean(
     before any output if the map is too small for all keys. Raises CleanAbortedError, OSError; the
     files of an unfinished group are removed first.
     """
-    check_job(job)
+    assert_consistent(job)
     if job.verify:
         assert outputs is None
         clean = partial(run_clean, env, one_pass=one_pass, every_key=every_key)
@@ -78,7 +78,7 @@ def run_clean(
     is_whole = job.slack is None and not (job.expired_only or job.latest_only)
     if is_whole and job.output_directory is None:
         remove_indexes(env, job)  # most segments are replaced
-    if one_pass and applies(env, job):
+    if one_pass and suits_one_pass(env, job):
         context = CleanContext(env, job, control, outputs)
         context.reader.bytes_read = bytes_read
         outcome = clean_newest_first(context)
@@ -148,7 +148,7 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
     )
 
 
-def check_job(job: CleanJob) -> None:
+def assert_consistent(job: CleanJob) -> None:
     """Assert that the job is consistent."""
     sources = [source for group in job.groups for source in group]
     assert all(job.groups)

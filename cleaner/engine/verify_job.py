@@ -14,7 +14,7 @@ Rules
 
 from collections.abc import Sequence
 
-from cleaner.engine.clean import check_job, run_clean
+from cleaner.engine.clean import assert_consistent, run_clean
 from cleaner.engine.key_map.map_size import may_not_fit
 from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
 from cleaner.engine.spilled.spilled_clean import SpilledClean
@@ -65,7 +65,7 @@ def _run_again(
     Raises InvalidOutputError if the buffers are too small for a batch of the log,
     CleanAbortedError, OSError, and what `outputs` and `control` raise.
     """
-    check_job(job)
+    assert_consistent(job)
     assert job.order is None
     if not may_not_fit(job):
         return run_clean(env, job, control, one_pass=False, outputs=outputs), 1

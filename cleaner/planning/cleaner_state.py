@@ -455,9 +455,12 @@ def _horizons(
         horizon = reported.get(key, cleaner_state.horizon(segment))
         if horizon == UNKNOWN_HORIZON and job.expired_only and base in read and key not in reported:
             horizon = NO_HORIZON  # scanned: once is enough
-        # A horizon that this job stamped is no refusal, even if delete.retention.ms is 0.
-        passed = 0 <= horizon < job.now_ms + job.expired_only and report.resolved_end is None
-        if key in reported and job.drop_expired_tombstones and passed:
+        # With a delete.retention.ms of 0, a clean stamps the present time: that has not passed. An
+        # expiry job stamps nothing.
+        end_ms = job.now_ms + 1 if job.expired_only else job.now_ms
+        has_passed = 0 <= horizon < end_ms
+        is_refused = key in reported and job.drop_expired_tombstones and has_passed
+        if is_refused and report.resolved_end is None:
             horizon = job.now_ms + max(STUBBORN_MS, job.delete_retention_ms)
         results[key] = horizon
     return results

@@ -1,5 +1,8 @@
 """Compute the dirty section of a log and the expired part of its clean section. Pure.
 
+plan.py decides whether the section is dirty enough. What bounds it comes with LogFacts: for a
+compacted view, from `Views.limit_of` (broker/views/views.py).
+
 The arithmetic is Kafka's (LogCleanerManager, LogToClean; KIP-58 for the minimum lag, KIP-354 for
 the maximum): the dirty section ends at a segment's base, sizes are bytes of log files, lags apply
 to segments. Unlike Kafka, it ignores damaged segments and those below the log start offset, counts
@@ -21,10 +24,8 @@ from storage.segments.expiry import SegmentFacts
 # Expired tombstones may wait this long (or a tenth of delete.retention.ms if that is longer); then
 # they are as urgent as a missed maximum lag.
 EXPIRY_GRACE_MS: Final = 3_600_000
-EXPIRY_GRACE_SHARE: Final = (
-    10  # 1 / share of delete.retention.ms; also the pause between two such jobs
-)
-
+# 1 / share of delete.retention.ms; also the pause between two such jobs.
+EXPIRY_GRACE_SHARE: Final = 10
 
 _UNDECIDED: Final = {
     Undecided.HIGH_WATERMARK: Reason.HIGH_WATERMARK,
@@ -117,18 +118,19 @@ def dirty_section(
     lag_starts = [_lag_start_ms(s, before, now.wall_ms, cleaner_state) for before, s in aged]
     stamps = [s.first_batch_timestamp_ms for _, s in aged]
     oldest = [*stamps, active.first_batch_timestamp_ms] if active_bytes else stamps
+    max_lag_ms = facts.config.max_compaction_lag_ms
     return DirtySection(
-        first_dirty,
-        end,
-        bound,
-        clean_bytes,
-        dirty_bytes,
-        min(lag_starts) + facts.config.max_compaction_lag_ms if lag_starts else None,
-        _clean_below(checkpoint, known_clean, later, end),
-        ripe_ms,
-        sum(s.size_bytes for s in waiting) + active_bytes,
-        active_bytes,
-        min((stamp for stamp in oldest if stamp > 0), default=None),
+        first_dirty_offset=first_dirty,
+        end_offset=end,
+        bound=bound,
+        clean_bytes=clean_bytes,
+        dirty_bytes=dirty_bytes,
+        deadline_ms=min(lag_starts) + max_lag_ms if lag_starts else None,
+        clean_below=_clean_below(checkpoint, known_clean, later, end),
+        ripe_ms=ripe_ms,
+        waiting_bytes=sum(s.size_bytes for s in waiting) + active_bytes,
+        active_bytes=active_bytes,
+        oldest_ms=min((stamp for stamp in oldest if stamp > 0), default=None),
     )
 
 

@@ -1,7 +1,8 @@
 """Decide whether a partition is to be cleaned, and why. Pure: facts in, verdicts out.
 
 A verdict lists all findings, not only the first obstacle: they explain why a partition is not
-cleaned. scheduling_order.py decides in which order candidates start.
+cleaned. `_dirty_findings` compares the dirty ratio with min.cleanable.dirty.ratio.
+scheduling_order.py decides in which order candidates start.
 """
 
 from dataclasses import dataclass
@@ -197,25 +198,24 @@ def assess(
         and not (run_now or over_lag_ms > 0)
         and _may_be_selective(section, cleaner_state)
     )
+    may_save = not (is_busy(state) or isinstance(state, Paused))
     return Verdict(
-        facts.partition,
-        (*findings, *dirty_findings),
-        section,
-        ratio,
-        over_lag_ms,
-        None
-        if is_busy(state) or isinstance(state, Paused)
-        else _outdated_checkpoint(facts, section),
-        expired,
-        strategy,
-        _survivorship(cleaner_state, strategy),
-        _live_bytes(facts, section, cleaner_state),
-        run_now,
-        is_selective,
-        _victims(facts, section, victims) if expired is None else (),
-        _next_attempt(facts, section, next_expiry_ms, now),
-        facts.config.cleaner_bytes_per_second_max,
-        content_bytes(facts, cleaner_state),
+        partition=facts.partition,
+        findings=(*findings, *dirty_findings),
+        section=section,
+        dirty_ratio=ratio,
+        over_lag_ms=over_lag_ms,
+        checkpoint_offset=_outdated_checkpoint(facts, section) if may_save else None,
+        expired=expired,
+        strategy=strategy,
+        survivorship=_survivorship(cleaner_state, strategy),
+        live_bytes=_live_bytes(facts, section, cleaner_state),
+        run_now=run_now,
+        is_selective=is_selective,
+        victims=_victims(facts, section, victims) if expired is None else (),
+        next_attempt=_next_attempt(facts, section, next_expiry_ms, now),
+        bytes_per_second_max=facts.config.cleaner_bytes_per_second_max,
+        content=content_bytes(facts, cleaner_state),
     )
 
 

@@ -5,6 +5,7 @@ does not make it look dead. Only what stops the whole process does: SIGSTOP, a f
 debugger. The broker counts checks without a heartbeat, not seconds: if the broker itself was
 stopped or its loop was blocked, one long pause between two checks counts as one check.
 
+`WorkerPool._watch` and `DedicatedWorker` check the heartbeat and kill the worker.
 `JobDispatcher._check_stall` and `DedicatedWorker` check the progress of the job.
 """
 

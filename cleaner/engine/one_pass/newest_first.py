@@ -41,8 +41,8 @@ TOGETHER_SEGMENTS_MAX: Final = 256
 Group = tuple[SourceSegment, ...]
 
 
-def applies(env: Env, job: CleanJob) -> bool:
-    """Return whether the job is eligible, judging by the job and the free space alone."""
+def suits_one_pass(env: Env, job: CleanJob) -> bool:
+    """Return whether one pass may suffice, judging by the job and the free space alone."""
     special = job.expired_only or job.latest_only or job.aborted
     dirty_bytes = sum(source.size_bytes for group in _dirty(job) for source in group)
     return (
