@@ -53,6 +53,14 @@ class ViewOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewRules:
+    """The rules of a compacted view: no tombstone and no marker stays."""
+
+    keep_keyless: bool = False  # records without a key stay
+    order: ViewOrder | None = None  # None: the largest offset is the latest
+
+
+@dataclass(frozen=True, slots=True)
 class CleanJob:
     """One clean of one partition: index the keys of [first_dirty, end), rewrite `groups`.
 
@@ -82,13 +90,10 @@ class CleanJob:
     segment_bytes: int
     compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset or -1)
-    aborted: tuple[
-        TxnIndexEntry, ...
-    ] = ()  # those that overlap the groups, in order of their markers
+    # Aborted transactions that overlap the groups, in the order of their markers.
+    aborted: tuple[TxnIndexEntry, ...] = ()
     expired_only: bool = False
-    latest_only: bool = False  # for a compacted view: no tombstone and no marker stays
-    keep_keyless: bool = False  # with `latest_only`: records without a key stay
-    order: ViewOrder | None = None  # with `latest_only`; None: by offset
+    view: ViewRules | None = None  # for a compacted view
     # The log is clean below this offset with respect to all older records; None: below the first
     # dirty offset. Between the two are unreadable segments and those cleaned behind them.
     clean_below: int | None = None
@@ -114,6 +119,11 @@ class CleanJob:
     def outputs(self) -> str:
         """Return the folder of the `.cleaned` files."""
         return self.directory if self.output_directory is None else self.output_directory
+
+    @property
+    def order(self) -> ViewOrder | None:
+        """Return the order of a key's records; None: by offset."""
+        return None if self.view is None else self.view.order
 
     @property
     def delete_horizon_ms(self) -> int:

@@ -75,7 +75,7 @@ def run_clean(
         if report is not None:
             return report
         bytes_read, refusal = selective.bytes_read, selective.refusal
-    is_whole = job.slack is None and not (job.expired_only or job.latest_only)
+    is_whole = job.slack is None and not job.expired_only and job.view is None
     if is_whole and job.output_directory is None:
         remove_indexes(env, job)  # most segments are replaced
     if one_pass and suits_one_pass(env, job):
@@ -153,7 +153,7 @@ def assert_consistent(job: CleanJob) -> None:
     sources = [source for group in job.groups for source in group]
     assert all(job.groups)
     assert len(job.hash_key) == 16
-    assert job.order is None or job.latest_only
+    assert job.view is None or not job.expired_only
     assert job.first_dirty_offset >= 0
     assert job.log_start_offset <= job.first_dirty_offset <= job.end_offset
     assert job.clean_below is None or job.clean_below >= 0

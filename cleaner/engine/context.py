@@ -97,8 +97,8 @@ class CleanContext:
         state[fields.MAP_END] = job.end_offset
         state[fields.LOG_START] = 0 if job.expired_only else job.log_start_offset
         state[fields.EXPIRED_ONLY] = job.expired_only
-        state[fields.LATEST_ONLY] = job.latest_only
-        state[fields.KEEP_KEYLESS] = job.keep_keyless
+        state[fields.LATEST_ONLY] = job.view is not None
+        state[fields.KEEP_KEYLESS] = job.view is not None and job.view.keep_keyless
         state[fields.NOW_MS] = job.now_ms
         state[fields.LAST_OF_LOG] = job.end_offset - 1 if job.log_end_offset_is_end else -1
         windows = -(-section // WINDOW_OFFSETS)

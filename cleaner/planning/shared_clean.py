@@ -79,8 +79,8 @@ class PartSizes:
 def can_share(job: CleanJob, workers: int, sizes: PartSizes | None = None) -> bool:
     """Return whether to divide the job among up to `workers` workers."""
     sizes = sizes or PartSizes()
-    ordered = job.expired_only or job.latest_only or job.order is not None or job.aborted
-    if workers < 2 or ordered or job.slack is not None or job.spill_bytes_max == 0:
+    is_special = job.expired_only or job.view is not None or job.aborted
+    if workers < 2 or is_special or job.slack is not None or job.spill_bytes_max == 0:
         return False
     dirty_bytes = _size(_dirty(job))
     clean_bytes = _size(_clean(job))

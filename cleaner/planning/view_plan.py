@@ -12,7 +12,7 @@ Rules
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cleaner.job import CleanJob, ViewOrder
+from cleaner.job import CleanJob, ViewOrder, ViewRules
 from cleaner.planning.grouping import group_segments, job_settings, source_of
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
@@ -116,7 +116,8 @@ def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) ->
         hash_key=part.hash_key,
         **job_settings(config, settings),
         aborted=part.aborted,
-        latest_only=True,
-        keep_keyless=config.varve_view_null_key == "keep",
-        order=view_order(config, part.deleted_keys),
+        view=ViewRules(
+            keep_keyless=config.varve_view_null_key == "keep",
+            order=view_order(config, part.deleted_keys),
+        ),
     )

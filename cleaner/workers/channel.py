@@ -28,6 +28,7 @@ from cleaner.job import (
     SegmentLiveness,
     SourceSegment,
     ViewOrder,
+    ViewRules,
 )
 from cleaner.key_search import (
     FileState,
@@ -251,6 +252,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         CleanJob,
         SourceSegment,
         ViewOrder,
+        ViewRules,
         CleanedGroup,
         CleanReport,
         Damage,

@@ -84,7 +84,7 @@ def is_one_task(job: CleanJob, limits: Limits, *, first_offset: int | None = Non
 
     `first_offset` is where indexing starts; None: the first dirty offset.
     """
-    if job.expired_only or job.latest_only:
+    if job.expired_only or job.view is not None:
         return True
     if limits.shards is not None:
         return False

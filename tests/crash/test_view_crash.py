@@ -6,7 +6,7 @@ The whole of a run as the broker makes it, without the broker: stage, clean, set
 from dataclasses import dataclass
 
 from cleaner.engine.clean import run_clean
-from cleaner.job import SourceSegment, ViewOrder
+from cleaner.job import SourceSegment, ViewOrder, ViewRules
 from storage.format.batch import Record, build_batch, decode_records, walk_headers
 from storage.format.filenames import LOG, file_name
 from storage.log.log_state import index_limits
@@ -112,8 +112,7 @@ def make_run(env: MemoryEnv, number: int) -> None:
         directory=directory,
         first_dirty_offset=number * OFFSETS,
         job_id=compaction_id,
-        latest_only=True,
-        order=ViewOrder(None, made.deleted),
+        view=ViewRules(order=ViewOrder(None, made.deleted)),
     )
     control = Recorder()
     report = run_clean(env, job, control)

@@ -43,10 +43,10 @@ Group = tuple[SourceSegment, ...]
 
 def suits_one_pass(env: Env, job: CleanJob) -> bool:
     """Return whether one pass may suffice, judging by the job and the free space alone."""
-    special = job.expired_only or job.latest_only or job.aborted
+    is_special = job.expired_only or job.view is not None or job.aborted
     dirty_bytes = sum(source.size_bytes for group in _dirty(job) for source in group)
     return (
-        not special
+        not is_special
         and 0 < dirty_bytes <= DIRTY_BYTES_MAX
         # For the outputs, and the scratch copy of the largest one.
         and env.free_bytes(job.outputs) > 2 * dirty_bytes

@@ -68,9 +68,8 @@ class SelectiveClean:
         self, env: Env, job: CleanJob, control: JobControl, outputs: OutputFiles | None
     ) -> None:
         assert job.slack is not None or job.by_index
-        assert job.order is None
+        assert job.view is None
         assert not job.expired_only
-        assert not job.latest_only
         self.bytes_read = 0
         self.refusal = ""  # why there is no room for key indexes or live offsets
         self._env = env
@@ -112,9 +111,9 @@ class SelectiveClean:
         victims = self._choose(resolution, groups)
         # A selective clean removes and stamps no tombstone.
         is_timed = job.drop_expired_tombstones and job.slack is None
-        rules = replace(job, drop_expired_tombstones=is_timed, dedupe_buffer_bytes=0)
+        rewrite_job = replace(job, drop_expired_tombstones=is_timed, dedupe_buffer_bytes=0)
         context = CleanContext(
-            self._env, rules, self._control, self._outputs, survivors=resolution.live
+            self._env, rewrite_job, self._control, self._outputs, survivors=resolution.live
         )
         context.reader.bytes_read = self.bytes_read
         # Ask the bits of every record, so that the checksum of every batch is verified: damage may

@@ -45,7 +45,7 @@ class GroupAccounting:
         self._context.space.aborted_kept.fill(0)
         self._horizons.clear()
         sound = self._is_sound(group)
-        timed = job.drop_expired_tombstones and not job.latest_only
+        timed = job.drop_expired_tombstones and job.view is None
         is_reached = job.delete_horizon_ms <= LARGEST_TIMESTAMP_MS
         stamps = sound and timed and not job.expired_only and is_reached
         state[fields.SOUND] = sound

@@ -63,7 +63,7 @@ def clean_verified(env: Env, job: CleanJob, control: JobControl, run: RunJob) ->
     Raises UnverifiedOutputError, TransactionIndexError, CleanAbortedError, OSError.
     """
     assert job.verify
-    assert not job.latest_only
+    assert job.view is None
     plain = replace(job, verify=False)
     with _live_offsets(env, plain, control) as expected:
         verifier = _GroupVerifier(env, plain, control, expected)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cleaner.engine import context
 from cleaner.engine.key_map import offset_map
+from cleaner.job import ViewRules
 from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
@@ -57,8 +58,7 @@ def test_a_view_holds_the_latest_record_of_each_key_and_nothing_else(
         log_start_offset=segments[0].base_offset,
         dedupe_buffer_bytes=data.draw(st.sampled_from([24, 72, 1 << 20])),
         read_buffer_bytes=data.draw(st.sampled_from([1, 1100, 1 << 16])),
-        latest_only=True,
-        keep_keyless=keep_keyless,
+        view=ViewRules(keep_keyless=keep_keyless),
     )
     with (
         patch.object(context, "WINDOW_OFFSETS", window[0]),
@@ -117,7 +117,7 @@ def test_a_view_holds_no_marker_and_nothing_that_was_aborted(seen_with_its_data:
     env = MemoryEnv(1)
     segments = [segment(0, parts, 5)]
     aborted = (TxnIndexEntry(8, 2, 3 if seen_with_its_data else 9, 2),)
-    job = clean_job([write_segments(env, segments)], latest_only=True, aborted=aborted)
+    job = clean_job([write_segments(env, segments)], view=ViewRules(), aborted=aborted)
 
     _, groups = clean(env, job)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cleaner.engine import context
 from cleaner.engine.clean import run_clean
 from cleaner.engine.key_map import offset_map, ranked_map
-from cleaner.job import CleanJob, CleanReport, SourceSegment, ViewOrder
+from cleaner.job import CleanJob, CleanReport, SourceSegment, ViewOrder, ViewRules
 from storage.errors import CorruptCheckpointError
 from storage.format.batch import LOG_APPEND_TIME, Record, build_batch
 from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
@@ -126,8 +126,7 @@ class Ledger:
         job = clean_job(
             [[source] for source in self.sources if source.base_offset < end],
             first_dirty_offset=first,
-            latest_only=True,
-            order=replace(order, deleted_keys=self.deleted),
+            view=ViewRules(order=replace(order, deleted_keys=self.deleted)),
             job_id=f"run{len(self.reports)}",
             **changes,
         )
@@ -306,8 +305,7 @@ def damaged_job(env: MemoryEnv, ledger: Ledger, **changes: object) -> CleanJob:
     return clean_job(
         [[source] for source in ledger.sources],
         first_dirty_offset=1,
-        latest_only=True,
-        order=ViewOrder(None, ledger.deleted),
+        view=ViewRules(order=ViewOrder(None, ledger.deleted)),
         job_id="again",
         **changes,
     )

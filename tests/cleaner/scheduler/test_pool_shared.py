@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from cleaner import states as s
 from cleaner.engine.shared.parts import IndexPart, RewritePart, RowsResult, WaitPart
-from cleaner.job import CleanJob
+from cleaner.job import CleanJob, ViewRules
 from cleaner.planning.shared_clean import PartSizes, can_share
 from cleaner.workers.channel import RunJob, RunPart
 from cleaner.workers.throttle import Direction
@@ -401,7 +401,7 @@ def large_job(**changes: object) -> CleanJob:
         ({"dedupe_buffer_bytes": 0, "by_index": True}, 2, True),  # nothing is clean yet
         ({"dedupe_buffer_bytes": 0}, 1, False),
         ({"dedupe_buffer_bytes": 0, "spill_bytes_max": 0}, 2, False),
-        ({"dedupe_buffer_bytes": 0, "latest_only": True}, 2, False),
+        ({"dedupe_buffer_bytes": 0, "view": ViewRules()}, 2, False),
         ({"dedupe_buffer_bytes": 0, "aborted": (TxnIndexEntry(1, 0, 5, 3),)}, 2, False),
         ({"expired_only": True, "first_dirty_offset": 40}, 2, False),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleaner.engine.clean import run_clean
 from cleaner.engine.key_map import offset_map
 from cleaner.engine.spilled import scratch
-from cleaner.job import CleanJob, CleanReport, JobControl
+from cleaner.job import CleanJob, CleanReport, JobControl, ViewRules
 from storage.env import Env
 from storage.errors import StorageError
 from tests.support.cleaner import living_log
@@ -134,7 +134,7 @@ def test_a_job_that_was_run_by_other_rules_is_found_out_where_it_left_anything_e
         {"index_interval_bytes": 5000},
         {"dedupe_buffer_bytes": 48},  # what is superseded stays
         {"log_start_offset": job.log_start_offset + 3, "first_dirty_offset": 3},
-        {"latest_only": True},
+        {"view": ViewRules()},
         {"aborted": ()},
         {"groups": job.groups and tuple((source,) for group in job.groups for source in group)},
     ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cleaner.job import CleanAbortedError, CleanJob
+from cleaner.job import CleanAbortedError, CleanJob, ViewRules
 from cleaner.workers.budget_share import open_budget_share
 from cleaner.workers.dedicated_worker import open_dedicated_worker
 from cleaner.workers.process import spawn_process
@@ -76,7 +76,7 @@ def view_job(directory: str) -> CleanJob:
         build_batch([Record(n, NOW_MS, b"%d" % (n % 1000), b"x" * 1000)]) for n in range(2000)
     ]
     sources = write_segments(env, [segment(0, batches, 2000)])
-    return clean_job([sources], latest_only=True, directory=directory)
+    return clean_job([sources], view=ViewRules(), directory=directory)
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -14,6 +14,7 @@ from cleaner.job import (
     RangeDigest,
     SegmentLiveness,
     ViewOrder,
+    ViewRules,
 )
 from cleaner.key_search import (
     FileState,
@@ -54,7 +55,7 @@ FOUND = KeySearchResult(
 )
 MESSAGES: list[channel.Message] = [
     channel.RunJob(3, job()),
-    channel.RunJob(3, replace(job(), latest_only=True, order=ORDER)),
+    channel.RunJob(3, replace(job(), view=ViewRules(order=ORDER))),
     channel.VerifyJob(3, job(), (GROUP,), ("/data/t-0/out",)),
     channel.WorkerReady(12, 0.5),
     channel.Progressed(3, "map", 1, 2),

@@ -30,7 +30,7 @@ def compiled():
     return {name: len(item.signatures) for name, item in zip(names, dispatchers)}
 
 
-from cleaner.job import ViewOrder
+from cleaner.job import ViewOrder, ViewRules
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from storage.format.batch import ControlType
@@ -111,8 +111,8 @@ for header in (None, b"version"):
     log = CompactedLog()
     for _ in range(2):
         fill(log)
-        order = ViewOrder(header, None)
-        run_clean(log.env, replace(log.job(), latest_only=True, order=order), Recorder())
+        view = ViewRules(order=ViewOrder(header, None))
+        run_clean(log.env, replace(log.job(), view=view), Recorder())
     check(f"a view by {header or 'timestamp'}")
 """
 

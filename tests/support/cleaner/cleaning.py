@@ -141,7 +141,7 @@ def clean(env: Env, job: CleanJob) -> tuple[CleanReport, list[CleanedGroup]]:
     expected = _clean_once(env, job, one_pass=False)
     report, groups, _ = expected
     _assert_same(_clean_once(env, job), expected, WAYS)
-    all_dirty = job.first_dirty_offset == job.log_start_offset and not job.latest_only
+    all_dirty = job.first_dirty_offset == job.log_start_offset and job.view is None
     if all_dirty and not report.map_full and not job.expired_only:
         by_index = replace(job, by_index=True, spill_bytes_max=1 << 40)
         with small_records_are_indexed():
