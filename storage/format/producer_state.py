@@ -140,13 +140,14 @@ class ProducerStates:
         return next(iter(self._open_transactions), None)
 
     def check(
-        self, header: BatchHeader, *, verified: bool = False, by_coordinator: bool = False
+        self, header: BatchHeader, *, in_transaction: bool = False, by_coordinator: bool = False
     ) -> Duplicate | None:
         """Check that a batch may be appended; return its place if the log already has it.
 
-        `verified`: its transaction is open on this partition. `by_coordinator`: likewise, and the
-        batch has no running sequence. Raises InvalidProducerEpochError, OutOfOrderSequenceError,
-        InvalidTransactionStateError.
+        `in_transaction`: its transaction is open on this partition. `by_coordinator`: likewise, and
+        the batch has no running sequence.
+
+        Raises InvalidProducerEpochError, OutOfOrderSequenceError, InvalidTransactionStateError.
         """
         if header.producer_id < 0:
             return None
@@ -161,7 +162,7 @@ class ProducerStates:
                 )
             if not by_coordinator:
                 _check_sequence(entry, header)
-        if header.is_transactional and not (verified or by_coordinator):
+        if header.is_transactional and not (in_transaction or by_coordinator):
             raise InvalidTransactionStateError(
                 header.producer_id, "no transaction is open on this partition"
             )

@@ -229,7 +229,7 @@ class Log:
         has_producer = header.producer_id >= 0
         if has_producer and not header.is_control:
             duplicate = state.producers.check(
-                header, verified=in_transaction, by_coordinator=by_coordinator
+                header, in_transaction=in_transaction, by_coordinator=by_coordinator
             )
             if duplicate is not None:
                 append_ms = duplicate.timestamp_ms if self._stamps_time else -1

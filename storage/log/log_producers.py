@@ -21,9 +21,8 @@ class LogProducers:
 
     def __init__(self, states: ProducerStates) -> None:
         self._states = states
-        self._ended: list[
-            tuple[int, int]
-        ] = []  # (marker offset, first offset); Kafka: unreplicatedTxns
+        # (marker offset, first offset) of each; Kafka's unreplicatedTxns.
+        self._ended: list[tuple[int, int]] = []
 
     @property
     def first_undecided_offset(self) -> int | None:
@@ -38,10 +37,12 @@ class LogProducers:
         return ended if first is None else min(first, ended)
 
     def check(
-        self, header: BatchHeader, *, verified: bool, by_coordinator: bool
+        self, header: BatchHeader, *, in_transaction: bool, by_coordinator: bool
     ) -> Duplicate | None:
         """See ProducerStates.check."""
-        return self._states.check(header, verified=verified, by_coordinator=by_coordinator)
+        return self._states.check(
+            header, in_transaction=in_transaction, by_coordinator=by_coordinator
+        )
 
     def note_append(
         self,

@@ -69,7 +69,7 @@ class Appender:
     ) -> Duplicate | None:
         attributes = TRANSACTIONAL if txn else 0
         batch = header(producer_id, epoch, sequence, count, attributes=attributes)
-        duplicate = self.states.check(batch, verified=txn)
+        duplicate = self.states.check(batch, in_transaction=txn)
         if duplicate is None:
             self.states.update(batch, self.end, self.end + count - 1)
             self.end += count
