@@ -94,7 +94,7 @@ class BrokerCleanerHost:
         self._before_swap = before_swap
         # Until the checkpoints of a directory are written, by its path.
         self._checkpoint_timers: dict[str, asyncio.TimerHandle] = {}
-        self._flushed_for: dict[TopicPartition, str] = {}  # run id
+        self._flushed_for: dict[TopicPartition, str] = {}  # job id
         self._swaps = Counter[TopicPartition]()  # number of swaps begun
         self._tasks: set[asyncio.Task[None]] = set()
 

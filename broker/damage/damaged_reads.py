@@ -24,9 +24,8 @@ LOG_INTERVAL_SECONDS: Final = 60.0  # between two lines about one range
 PARTITIONS_MAX: Final = 1000
 CLIENTS_MAX: Final = 20  # of one partition
 NAMED_MAX: Final = 10  # in one sentence
-CLIENT_SECONDS: Final = (
-    300.0  # after this time without a fetch, a client no longer counts as blocked
-)
+# After this time without a fetch, a client no longer counts as blocked.
+CLIENT_SECONDS: Final = 300.0
 
 
 class RefusedFetch(NamedTuple):

@@ -76,9 +76,8 @@ class ReceiveBudget:
         self._over: BudgetUser | None = None  # who may exceed the budget
         self._idle: dict[BudgetUser, None] = {}  # keep memory, and may be between two requests
         self._strangers: list[tuple[int, int]] = []  # (-bytes used, note number), a heap
-        self._noted: dict[
-            int, BudgetUser
-        ] = {}  # by note number; notes that are not here are outdated
+        # By note number; notes that are not here are outdated.
+        self._noted: dict[int, BudgetUser] = {}
         self._note_of: dict[BudgetUser, int] = {}
         self._notes = 0
         self._is_serving = False

@@ -79,6 +79,10 @@ def transition(state: TransactionState, event: Event) -> Transition:
             return _check_timeout(state, event)
 
 
+def _answer(state: TransactionState, error: ErrorCode) -> Transition:
+    return Transition(state, (Answer(error),))
+
+
 # The log ------------------------------------------------------------------------------------------
 
 
@@ -339,7 +343,3 @@ def _check_timeout(state: TransactionState, event: TimeChecked) -> Transition:
         )
     )
     return _fence(state, Answer(ErrorCode.NONE), event) if is_late else Transition(state)
-
-
-def _answer(state: TransactionState, error: ErrorCode) -> Transition:
-    return Transition(state, (Answer(error),))

@@ -25,9 +25,8 @@ from cleaner.workers.worker_pool import PoolWorker
 ADJUST_SECONDS: Final = 2.0  # long enough that one fsync does not count as slowness
 LEVELS: Final = 3  # from the lowest priority to the broker's own
 DEADLINE_LEVEL: Final = 2  # the least level for a partition far beyond its deadline
-DEADLINE_GRACE_MS: Final = (
-    300_000  # a clean starts at its deadline, so it always ends a little late
-)
+# A clean starts at its deadline, so it always ends a little late.
+DEADLINE_GRACE_MS: Final = 300_000
 SHORT_SHARE: Final = 0.25  # of the time: waiting for a core
 WAITED_SHARE: Final = 0.1  # of the time: waiting for its budget; then it is not slow
 EASY: Final = 2.0  # times its share: then the level falls

@@ -35,9 +35,8 @@ TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom ru
 # The share of the burst for one worker: a worker that does not spend must not delay the others.
 GRANT_SHARE_MAX: Final = 0.25
 FLOOR_BYTES_PER_SECOND: Final = float(64 << 20)  # without a configured rate, under foreground load
-OBSERVE_SECONDS: Final = (
-    0.25  # between two reads of the foreground counters, which visit all topics
-)
+# Between two reads of the foreground counters, which visit all topics.
+OBSERVE_SECONDS: Final = 0.25
 MOVED_SECONDS: Final = 1.0  # averaging period of the workers' speed
 NAP_SECONDS: Final = 0.01  # between two checks of the grant and the abort flag
 UNLIMITED: Final = (1 << 63) - 1  # a grant that no worker can spend

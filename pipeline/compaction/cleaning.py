@@ -43,9 +43,8 @@ from pipeline.stages.tasks import (
     WholeTask,
 )
 
-COMBINE_SHARE: Final = (
-    0.5  # share of a task's memory for the map; the rest is for sorting and buffers
-)
+# Share of a task's memory for the map; the rest is for sorting and buffers.
+COMBINE_SHARE: Final = 0.5
 _EVERY: Final = -1  # reads the survivors of all readers of a partition
 
 

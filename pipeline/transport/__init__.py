@@ -29,9 +29,8 @@ __all__ = [
 
 SCRATCH: Final = SCRATCH_PREFIX
 OUT: Final = "out"
-SCRATCH_VARIABLE: Final = (
-    "VARVE_SCRATCH"  # directory of the files that a transport keeps on this host
-)
+# The directory of the files that a transport keeps on this host.
+SCRATCH_VARIABLE: Final = "VARVE_SCRATCH"
 
 
 class InputsGoneError(Exception):

@@ -30,9 +30,8 @@ from storage.swap.swap_journal import crc_of_file
 RANGE_BYTES: Final = 4 << 20  # the most that the broker sends at a time
 ATTEMPTS: Final = 6
 PAUSE_SECONDS: Final = 0.2  # before the second attempt; doubled before each further one
-SPARK_DIRS_VARIABLE: Final = (
-    "SPARK_LOCAL_DIRS"  # set in the workers of executors, which delete its content
-)
+# Set in the workers of executors, which delete its content.
+SPARK_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"
 GONE: Final = (401, 403, 404, 409, 410)  # statuses of a lease that has ended
 
 T = TypeVar("T")

@@ -302,9 +302,8 @@ class MetadataStore:
         self._encoder = MetadataEncoder()
         self.failed: dict[str, str] = {}  # directory -> reason
         self.corrupt: dict[str, str] = {}  # directory -> why its copy is invalid
-        self.stale: tuple[
-            str, ...
-        ] = ()  # directories with an old copy, which the next save replaces
+        # Directories with an old copy, which the next save replaces.
+        self.stale: tuple[str, ...] = ()
         self._last_dropped = (directories[0], "no data directory is online")
 
     @property

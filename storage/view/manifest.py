@@ -58,9 +58,8 @@ class ViewManifest:
     made_ms: int
     null_key: str
     strategy: str
-    missed: tuple[
-        tuple[int, int], ...
-    ] = ()  # [first, end) of offsets that expired before a compaction read them
+    # [first, end) of offsets that expired before a compaction read them.
+    missed: tuple[tuple[int, int], ...] = ()
     version_header: str = ""  # with the strategy `header`
     first_offset: int = 0  # the log start when the view was made from the log alone
     deleted: DeletedKeys | None = None  # with a strategy other than `offset`

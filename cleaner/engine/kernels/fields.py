@@ -63,7 +63,8 @@ EARLIEST_MS: Final = 45  # the earliest horizon left in the present segment; -1:
 # a compacted view
 LATEST_ONLY: Final = 46  # 1: no tombstone and no marker stays
 KEEP_KEYLESS: Final = 47  # 1: records without a key stay
-KEYLESS_SEEN: Final = 48  # 1: the first pass has seen a record without a key
+# 1: the first pass has seen a record without a key, so no batch is dropped by its bits alone.
+KEYLESS_SEEN: Final = 48
 RANKED: Final = 49  # 1: the map holds the record with the largest rank of each key
 KNOWN_ONLY: Final = 50  # 1: below the dirty section, where no new key is added to the map
 VERSIONLESS: Final = 51  # indexed records without a valid version
