@@ -93,16 +93,13 @@ class LogSwap:
             raise state.fail_log("swap in", error) from error
         return new
 
-    def attach(self, plan: SwapPlan, opened: Sequence[Segment] | None = None) -> list[Segment]:
-        """Replace segments with the outputs of an executed swap; return the old segments.
-
-        `opened`: the outputs, if `open_outputs` opened them before.
+    def attach(self, plan: SwapPlan, new: Sequence[Segment]) -> list[Segment]:
+        """Replace segments with the outputs of `open_outputs`; return the old segments.
 
         Slices of the old segments stay readable, because their files are open. Drop the last
         reference in a thread: freeing their pages takes 20 ms for 64 MB.
         """
         gone = self._segments_at(plan.source_base_offsets)
-        new = self.open_outputs(plan) if opened is None else opened
         self._state.segments.replace(gone, new)
         self.is_running = False
         self._flusher.replace(gone, new)

@@ -187,7 +187,7 @@ class OurSide:
         log.flush()
         log.swap.pin(group.source_base_offsets)
         execute_swap(self._env, swap)
-        log.swap.attach(swap)
+        log.swap.attach(swap, log.swap.open_outputs(swap))
 
     # What is left
 

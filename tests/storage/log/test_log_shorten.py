@@ -349,7 +349,7 @@ def test_a_lookup_during_the_swap_uses_what_was_pinned(env: MemoryEnv) -> None:
     execute_swap(env, plan)
     data = log.reader.read(7, 1 << 20, end_offset=22).read()
     assert data[:8] == (7).to_bytes(8, "big")
-    log.swap.attach(plan)
+    log.swap.attach(plan, log.swap.open_outputs(plan))
     assert offsets_in(log)[0] == 3
 
 
@@ -365,7 +365,7 @@ def test_a_flush_may_come_while_segments_are_swapped(env: MemoryEnv) -> None:
     task = log.flusher.begin()
     execute_swap(env, plan)
     task.run()
-    log.swap.attach(plan)
+    log.swap.attach(plan, log.swap.open_outputs(plan))
     log.flusher.done(task)
     assert log.recovery_point == 13
     assert not log.flusher.is_due(env.wall_ms() + 10**6)

@@ -36,7 +36,7 @@ def skip(env: MemoryEnv, log: Log) -> SkipPlan:
     log.swap.pin([0])
     swap = plan_swap(FOLDER, [facts], [output])
     execute_swap(env, swap)
-    log.swap.attach(swap)
+    log.swap.attach(swap, log.swap.open_outputs(swap))
     return plan
 
 

@@ -178,7 +178,7 @@ class CompactedLog:
             self.log.flush()
             self.log.swap.pin(group.source_base_offsets)
             execute_swap(self.env, plan)
-            self.log.swap.attach(plan)
+            self.log.swap.attach(plan, self.log.swap.open_outputs(plan))
         self.groups_replaced = len(control.groups)
         return report
 

@@ -298,7 +298,7 @@ class LivingLog:
         self.relied_on = log.log_end_offset
         self.publishing = None if front_is_gone else self._publication(cleaned_groups, facts)
         execute_swap(self.env, plan)
-        log.swap.attach(plan)
+        log.swap.attach(plan, log.swap.open_outputs(plan))
         self.publishing = None
         return True
 

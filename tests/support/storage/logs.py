@@ -211,7 +211,7 @@ def publish(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -
     log.flush()
     log.swap.pin(sources)
     execute_swap(env, plan)
-    log.swap.attach(plan)
+    log.swap.attach(plan, log.swap.open_outputs(plan))
 
 
 def read_offsets(env: Env, path: str) -> dict[TopicPartition, int]:

@@ -54,7 +54,7 @@ def publish(log: CompactedLog, job: CleanJob) -> CleanReport:
         plan = plan_swap(FOLDER, [facts[base] for base in group.source_base_offsets], outputs)
         log.log.swap.pin(group.source_base_offsets)
         execute_swap(log.env, plan)
-        log.log.swap.attach(plan)
+        log.log.swap.attach(plan, log.log.swap.open_outputs(plan))
     log.groups_replaced = len(control.groups)
     return report
 

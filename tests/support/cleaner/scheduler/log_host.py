@@ -92,7 +92,7 @@ class LogHost:
         log.flush()
         log.swap.pin(sources)
         await asyncio.to_thread(execute_swap, self.env, plan)
-        replaced = log.swap.attach(plan)
+        replaced = log.swap.attach(plan, log.swap.open_outputs(plan))
         release_in_background(replaced)
         self.published += len(cleaned_groups)
         return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
