@@ -308,7 +308,7 @@ def _work(state: State, event: Event) -> Step | None:
     return None
 
 
-# One branch for each pair of state and event: the state table of the module docstring.
+# One branch for each pair of state and event, as in a state table.
 def _control(state: State, event: Event) -> Step | None:  # noqa: C901, PLR0912
     """Handle pauses, resumes, aborts and retries."""
     match state, event:

@@ -65,7 +65,7 @@ class ViewScheduler:
         self._views = views
         self._locks = ViewFileLocks()
         self._last: dict[Partition, LastCompaction] = {}
-        self._maker = ViewCompactor(env, topics, views, tools)
+        self._compactor = ViewCompactor(env, topics, views, tools)
         self._maintenance = ViewMaintenance(
             env,
             topics,
@@ -97,7 +97,7 @@ class ViewScheduler:
     async def stop(self) -> None:
         """Abort the running compaction and start no other."""
         self._stopping = True
-        self._maker.abort()
+        self._compactor.abort()
         async with self._locks.turn:
             pass  # wait until the running compaction has ended
         if self._watcher is not None:
@@ -154,9 +154,9 @@ class ViewScheduler:
         for queued in waiting:
             queued.is_dropped = True
             self._remove(queued)
-        is_current = self._maker.partition == partition
+        is_current = self._compactor.partition == partition
         if is_current:
-            self._maker.abort()
+            self._compactor.abort()
         elif waiting and (served := self._topics.partition(partition)) is not None:
             self._last.setdefault(served, LastCompaction()).state = ViewState.ABORTED
         return is_current or bool(waiting)
@@ -242,7 +242,9 @@ class ViewScheduler:
         last = self._last.get(view.base) or LastCompaction()
         manifest = None if log.ledger is None else log.ledger.manifest
         place = self._queue_position(partition)
-        progress = self._maker.progress if self._maker.partition == partition else NO_PROGRESS
+        progress = (
+            self._compactor.progress if self._compactor.partition == partition else NO_PROGRESS
+        )
         return ViewStatus(
             partition=partition,
             horizon=log.horizon,
@@ -308,7 +310,9 @@ class ViewScheduler:
                 await self._views.read_again(view)
             if view.log.failure is not None and not from_scratch:
                 raise ViewError(f"{view.log.failure}; {ANEW}")
-            await self._maker.compact(view, last, on_demand=on_demand, from_scratch=from_scratch)
+            await self._compactor.compact(
+                view, last, on_demand=on_demand, from_scratch=from_scratch
+            )
         except CleanAbortedError:
             last.state = ViewState.ABORTED
             raise _given_up(partition) from None

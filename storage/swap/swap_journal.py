@@ -2,7 +2,7 @@
 
 Rules
 - Before the swap, the cleaned files are complete and synced under their own names,
-  `<base>.<kind>.<run>.cleaned`. Nothing reads them.
+  `<base>.<kind>.<job id>.cleaned`. Nothing reads them.
 - The rename of the journal commits the swap. The journal lists all renames and deletes, with the
   size and checksum of each renamed file. Without a journal all segments are old. With a journal all
   become new when it is executed, if necessary at the next start (`recover_swap`).
@@ -52,7 +52,7 @@ CRC_BLOCK_BYTES: Final = 1 << 20  # larger blocks were not faster from the page 
 class CleanedFile:
     """One file of a cleaned segment, complete and synced; `crc` is CRC-32C of its content."""
 
-    name: str  # "<base, 20 digits>.<kind>.<run id>.cleaned"
+    name: str  # "<base, 20 digits>.<kind>.<job id>.cleaned"
     size_bytes: int
     crc: int
 

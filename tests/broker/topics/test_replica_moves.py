@@ -539,8 +539,8 @@ async def test_a_stop_aborts_the_compaction_that_a_move_waits_for(
     await broker.metadata_service.create(
         NAME.topic, 1, {"cleanup.policy": "compact", "varve.view": "compacted"}
     )
-    monkeypatch.setattr(broker.view_scheduler._maker, "compact", compact_for_hours)
-    monkeypatch.setattr(broker.view_scheduler._maker, "abort", aborted.set)
+    monkeypatch.setattr(broker.view_scheduler._compactor, "compact", compact_for_hours)
+    monkeypatch.setattr(broker.view_scheduler._compactor, "abort", aborted.set)
     monkeypatch.setattr(broker.moves, "_view_files", view_files)
     async with asyncio.timeout(20):
         broker.view_scheduler.begin(NAME)
