@@ -12,9 +12,8 @@ from typing import Final, Protocol
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
-from storage.model import TopicPartition
+from storage.model import SegmentFacts, TopicPartition
 from storage.segments.damage import DamagedSegment
-from storage.segments.expiry import SegmentFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,3 +33,24 @@ class TimestampOffset(NamedTuple):
     timestamp_ms: int
     offset: int
     leader_epoch: int
+
+
+class SegmentFacts(NamedTuple):
+    """The facts of a segment that are known without reading it. The last one of a log is active.
+
+    `largest_timestamp_ms` and `first_batch_timestamp_ms` are -1 without a timestamp;
+    `last_modified_ms` is the modification time of the log file. `content_id` identifies
+    the content of a closed segment; 0 if it is not known.
+    """
+
+    base_offset: int
+    next_base_offset: int  # of the next segment; for the last one the log end offset
+    size_bytes: int
+    index_bytes: int
+    time_index_bytes: int
+    largest_timestamp_ms: int
+    first_batch_timestamp_ms: int
+    last_modified_ms: int
+    has_transactions: bool
+    files: tuple[str, ...]
+    content_id: int = 0

@@ -51,8 +51,7 @@ from storage.errors import (
     is_out_of_descriptors,
 )
 from storage.format.txn_index import TxnIndexEntry
-from storage.model import TopicPartition
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts, TopicPartition
 from storage.swap.swap_journal import CleanedFile
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.ledger import (

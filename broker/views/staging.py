@@ -9,7 +9,8 @@ from config.topics.keys import TopicConfig
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, read_header
 from storage.log.log import Log
-from storage.segments.expiry import NO_LIMIT, SegmentFacts
+from storage.model import SegmentFacts
+from storage.segments.expiry import NO_LIMIT
 from storage.swap.swap_journal import CleanedSegment
 from storage.view.ledger import CopiedTail
 

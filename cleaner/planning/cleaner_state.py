@@ -32,7 +32,7 @@ from cleaner.job import (
 )
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survival import observed, updated
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts
 
 # A marker whose horizon has passed cannot be removed while its transaction has a batch. Wait this
 # long, or delete.retention.ms if that is longer, before the next attempt.

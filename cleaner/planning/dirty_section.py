@@ -19,7 +19,7 @@ from cleaner.job import UNKNOWN_HORIZON
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.intervals import Interval, merged, reach, without
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts
 
 # Expired tombstones may wait this long (or a tenth of delete.retention.ms if that is longer); then
 # they are as urgent as a missed maximum lag.

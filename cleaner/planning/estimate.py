@@ -30,7 +30,7 @@ from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
 from cleaner.planning.plan import Verdict, slack_of, unread_ratio
 from cleaner.planning.survival_curve import SurvivalRow, survival_curve
 from config.topics.keys import TopicConfig
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts
 
 # What another slack or dirty ratio would cost is shown for these.
 SLACKS: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)

@@ -17,8 +17,7 @@ from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.format.index import INTERVAL_BYTES_MAX
-from storage.model import TopicPartition
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts, TopicPartition
 
 T = TypeVar("T")
 

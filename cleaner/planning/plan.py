@@ -25,8 +25,7 @@ from cleaner.planning.survival import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
-from storage.model import TopicPartition
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts, TopicPartition
 
 # "dirty-ratio" is Kafka's: all dirty bytes count as garbage. "survivorship" counts the bytes that
 # are expected to be removed, judging by earlier cleans of the partition. "generational" counts the

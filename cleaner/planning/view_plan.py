@@ -17,8 +17,7 @@ from cleaner.planning.grouping import group_segments, job_settings, source_of
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
-from storage.model import TopicPartition
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts, TopicPartition
 from storage.swap.swap_journal import CleanedFile
 
 

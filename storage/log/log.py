@@ -50,10 +50,9 @@ from storage.log.retention import LogRetention
 from storage.log.roll import LogRoller
 from storage.log.swap import LogSwap
 from storage.log.truncation import truncate_segments
-from storage.model import AppendInfo, TopicPartition
+from storage.model import AppendInfo, SegmentFacts, TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.content_ids import write_content_ids
-from storage.segments.expiry import SegmentFacts
 from storage.segments.producer_snapshots import write_snapshot
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList

@@ -24,9 +24,8 @@ from storage.errors import (
 )
 from storage.format.index import INTERVAL_BYTES_MAX, IndexLimits
 from storage.log.log_producers import LogProducers
-from storage.model import TopicPartition
+from storage.model import SegmentFacts, TopicPartition
 from storage.recovery.load_log import LoadedLog
-from storage.segments.expiry import SegmentFacts
 from storage.segments.segment import Segment
 
 

@@ -11,29 +11,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from config.topics.keys import TopicConfig
+from storage.model import SegmentFacts
 
 NO_LIMIT: Final = -1
-
-
-class SegmentFacts(NamedTuple):
-    """The facts of a segment that are known without reading it. The last segment is active.
-
-    `largest_timestamp_ms` and `first_batch_timestamp_ms` are -1 without a timestamp;
-    `last_modified_ms` is the modification time of the log file. `content_id` identifies
-    the content of a closed segment; 0 if it is not known.
-    """
-
-    base_offset: int
-    next_base_offset: int  # of the next segment; for the last one the log end offset
-    size_bytes: int
-    index_bytes: int
-    time_index_bytes: int
-    largest_timestamp_ms: int
-    first_batch_timestamp_ms: int
-    last_modified_ms: int
-    has_transactions: bool
-    files: tuple[str, ...]
-    content_id: int = 0
 
 
 class ExpiryReason(Enum):

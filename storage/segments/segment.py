@@ -36,6 +36,7 @@ from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
 from storage.format.txn_index import TxnIndexEntry
+from storage.model import SegmentFacts
 from storage.segments.batch_lookup import position_of, undamaged_batches
 from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, scan
 from storage.segments.damage import (
@@ -45,7 +46,6 @@ from storage.segments.damage import (
     why_contradicted,
     with_damage,
 )
-from storage.segments.expiry import SegmentFacts
 from storage.segments.segment_indexes import SegmentIndexes
 from storage.segments.segment_txn_index import SegmentTxnIndex
 

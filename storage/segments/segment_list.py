@@ -7,8 +7,8 @@ a reader in another thread continues with its segments.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
+from storage.model import SegmentFacts
 from storage.segments.damage import DamagedSegment
-from storage.segments.expiry import SegmentFacts
 from storage.segments.segment import Segment
 
 

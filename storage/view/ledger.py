@@ -25,7 +25,7 @@ from storage.env import Env, File, write_file_atomically
 from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormatError
 from storage.format import filenames
 from storage.format.index import IndexLimits
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList

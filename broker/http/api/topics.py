@@ -32,7 +32,7 @@ from cleaner.scheduler.clean_attempt import PoolStatus
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.states import is_busy
 from storage.log.log import Log
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts
 
 ROOT: Final = "/api/v1/topics"
 TOPICS: Final = 1000

@@ -11,7 +11,7 @@ from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_
 from cleaner.planning.plan import Verdict, assess
 from cleaner.states import Idle
 from config.settings import CleanerSettings
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts
 from tests.support.cleaner.log_facts import COMPACTED, facts, segment
 
 NOW = ClockReading(36_000_000, 5_000)  # before anything of unknown horizon could have expired

@@ -35,9 +35,8 @@ from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from config.topics.table import CLEANER_STRATEGIES
 from storage.format.compression import GZIP, LZ4, ZSTD
-from storage.model import TopicPartition
+from storage.model import SegmentFacts, TopicPartition
 from storage.segments.damage import DamagedSegment
-from storage.segments.expiry import SegmentFacts
 from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
 
 NOW = ClockReading(wall_ms=100_000, monotonic_ms=5_000)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from config.topics.keys import TopicConfig
-from storage.segments.expiry import ExpiryReason, SegmentFacts, plan_expiry
+from storage.model import SegmentFacts
+from storage.segments.expiry import ExpiryReason, plan_expiry
 
 NOW_MS = 1_000_000
 DELETE = TopicConfig(cleanup_policy=("delete",), retention_ms=-1, retention_bytes=-1)

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from cleaner.host import LogFacts
 from config.topics.keys import TopicConfig
-from storage.model import TopicPartition
-from storage.segments.expiry import SegmentFacts
+from storage.model import SegmentFacts, TopicPartition
 
 COMPACTED = TopicConfig(cleanup_policy=("compact",))
 T0 = TopicPartition("t", 0)
