@@ -464,8 +464,8 @@ def _segments_of(directory: str, found: tuple[FoundFile, ...]) -> tuple[int, ...
     """Return the base offsets of the files that are segments of the log."""
     bases = []
     for file in found:
-        home, _, name = file.state.path.rpartition("/")
-        parsed = filenames.parse_file_name(name) if home == directory else None
+        folder, _, name = file.state.path.rpartition("/")
+        parsed = filenames.parse_file_name(name) if folder == directory else None
         if parsed is not None and parsed.kind == filenames.LOG and not parsed.temporary:
             bases.append(parsed.base_offset)
     return tuple(sorted(bases))

@@ -59,7 +59,7 @@ async def abort_hanging(partition: Partition, producer_id: int, now_ms: int) -> 
 
     Raises NoTransactionError, and the errors of Partition.append and Partition.flush.
     """
-    entry = _open(partition, producer_id)
+    entry = _open_transaction(partition, producer_id)
     producer = Producer(producer_id, entry.epoch)
     info = await append_marker(partition, producer, ControlType.ABORT, now_ms)
     await partition.flush()
@@ -72,7 +72,7 @@ def has_open_transaction(partition: Partition, producer_id: int) -> bool:
     return entry is not None and entry.transaction_first_offset is not None
 
 
-def _open(partition: Partition, producer_id: int) -> ProducerEntry:
+def _open_transaction(partition: Partition, producer_id: int) -> ProducerEntry:
     producers = [
         entry
         for entry in partition.log.producers.states.producers

@@ -191,8 +191,8 @@ def serve(
     def send(message: FromWorker) -> None:
         sock.sendall(encode(message))
 
-    pulse = HeartbeatThread(memory.slots)
-    pulse.start()
+    heartbeat = HeartbeatThread(memory.slots)
+    heartbeat.start()
     try:
         send(WorkerReady(os.getpid(), env.monotonic() - started))
         for order in join_parts(_frames(sock)):
@@ -206,7 +206,7 @@ def serve(
                     searcher=searcher, parts=parts,
                 )  # fmt: skip
     finally:
-        pulse.stop()
+        heartbeat.stop()
 
 
 def _frames(sock: socket.socket) -> Iterator[Frame]:

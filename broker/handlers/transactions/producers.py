@@ -190,7 +190,7 @@ async def _add_partitions(
     refused = not batched and not may_use(context, transactional_id)
     async for topic in turns.over(topics):
         may_write = batched or refused or context.may_topic(Operation.WRITE, topic.name)
-        count = context.services.topics.get(topic.name)
+        served = context.services.topics.get(topic.name)
         for index in topic.partitions:
             await turns.take()
             error = ErrorCode.NONE
@@ -198,7 +198,7 @@ async def _add_partitions(
                 error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             elif topic.name in INTERNAL_TOPICS or not may_write:
                 error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            elif count is None or not 0 <= index < count.partition_count:
+            elif served is None or not 0 <= index < served.partition_count:
                 error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             errors[TopicPartition(topic.name, index)] = error
     if any(errors.values()):

@@ -67,19 +67,19 @@ def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
     if job.end_offset - job.first_dirty_offset > context.map.entries_max:
         return None
     started = env.monotonic()
-    dirty = _dirty(job)
-    clean = job.groups[: len(job.groups) - len(dirty)]
+    dirty_groups = _dirty(job)
+    clean_groups = job.groups[: len(job.groups) - len(dirty_groups)]
     newest = NewestFirst(context)
     try:
-        if not newest.run(dirty):
+        if not newest.run(dirty_groups):
             return None
         mapped = env.monotonic()
         rewrite = RewritePass(context, {})
-        rewrite.run(clean)
+        rewrite.run(clean_groups)
         if rewrite.damaged:
             # Behind damage no tombstone may be removed: clean the dirty groups again.
             newest.drop()
-            rewrite.run(dirty)
+            rewrite.run(dirty_groups)
         else:
             rewrite.totals.add(newest.accounting.totals)
             rewrite.totals.horizons.sort(key=lambda horizon: horizon.base_offset)
