@@ -52,6 +52,7 @@ class PartitionOpener:
             self._fail_directory,
             flush_share=self._flush_share,
             run_change=run_change,
+            wait_unstalled=threads.wait_unstalled,
         )
         self.connect_to_cleaner(partition, log)
         return partition

@@ -23,7 +23,7 @@ from storage.errors import DirectoryStalledError, LogDirectoryError
 _T = TypeVar("_T")
 
 # The longest that a disk holds the event loop. A write to the page cache takes some microseconds, a
-# batch of 100 MB or a roll on a busy disk some ten milliseconds. On a machine without an idle core,
+# roll on a busy disk some ten milliseconds. On a machine without an idle core,
 # the thread may have to wait for one: up to 0.4 s were seen.
 WAIT_SECONDS: Final = 0.5
 # After a change that took longer than SLOW_SECONDS, the loop waits no longer than that for a while:

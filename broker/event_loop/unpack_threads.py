@@ -1,4 +1,4 @@
-"""Threads that decompress produced batches, and compress them again.
+"""Threads that check large produced batches, decompress batches, and compress them again.
 
 Rules. A request of 60 KB can become 60 MB, so decompression has threads of its own: no other work
 waits for it. Clients share them (fair_slots.py). A thread stays occupied until its work is done,

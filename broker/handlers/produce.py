@@ -4,6 +4,9 @@
   case.
 - A request waits for an fsync if `varve.flush.on.ack` is set, and for a thread if its records must
   be decompressed: a few kilobytes may decompress to the topic's limit.
+- A large batch is checked in a thread and written in parts. Other batches of its partition wait
+  while it is written. What decides whether and where a batch is appended happens in one step, with
+  its last part, in both cases.
 - The request's frame stays valid while it waits, because its connection reads nothing meanwhile.
 - A request for many partitions is decoded and appended in slices, so that it does not block the
   event loop.
@@ -20,7 +23,7 @@ from broker.event_loop.unpack_threads import LARGE_BYTES
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation, ResourceType
-from broker.topics.partition import Partition
+from broker.topics.partition import LARGE_BATCH_BYTES, Partition
 from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError
 from broker.transactions.model import TransactionVersion
@@ -52,7 +55,13 @@ from storage.errors import (
     StorageError,
     UnsupportedMagicError,
 )
-from storage.format.batch import HEADER_BYTES, TRANSACTIONAL, BatchHeader
+from storage.format.batch import (
+    HEADER_BYTES,
+    TRANSACTIONAL,
+    BatchHeader,
+    stamp_log_append_time,
+    unpack_header,
+)
 from storage.format.batch import read_header as read_batch_header
 from storage.format.compression import may_exceed
 from storage.format.recompression import needs_recompression, recompress
@@ -63,6 +72,7 @@ from storage.format.validation import (
     needs_record_check,
     needs_size_check,
 )
+from storage.log.log import LOG_APPEND_TIME_TYPE
 from storage.model import AppendInfo, TopicPartition
 
 if TYPE_CHECKING:  # it imports the compiler
@@ -318,6 +328,9 @@ def _produce_one(
         )
     partition.stats.produce_requests += 1
     now_ms = services.env.wall_ms()
+    if records is not None and len(records) > LARGE_BATCH_BYTES:
+        batch = _Batch(index, records, unpack_header(records), now_ms, acks)
+        return _produce_large(context, partition, batch, transaction, version=version)
     try:
         header = check_produced(records or _NOTHING, config, produce_version=version)
         assert records is not None
@@ -325,9 +338,11 @@ def _produce_one(
         checks = needs_record_check(header, config, now_ms)
         unpacks = checks or needs_size_check(records, header, config)
         if (header.codec and unpacks) or needs_recompression(header, config):
-            return _unpack_in_thread(context, partition, batch, transaction)
+            return _append_in_turn(context, partition, batch, transaction)
         if checks:
             check_records(records, header, config, now_ms)
+        if partition.appending.locked():
+            return _append_in_turn(context, partition, batch, transaction)
         return _append(context, partition, batch, transaction)
     except StorageError as failure:
         return _failed(services, partition, index, records, failure)
@@ -346,39 +361,63 @@ class _Batch(NamedTuple):
     acks: int
 
 
-async def _unpack_in_thread(
+async def _produce_large(
+    context: RequestContext,
+    partition: Partition,
+    batch: _Batch,
+    transaction: _Transaction | None,
+    *,
+    version: int,
+) -> ProducedPartition:
+    """Check a batch whose header is not yet checked in a thread, then append it."""
+    services, config = context.services, partition.log.config
+    check = partial(check_produced, batch.records, config, produce_version=version)
+    note_cpu = partial(services.quotas.charge_thread, context.meters)
+    try:
+        await services.unpack_threads.run(context.client, check, note_cpu)
+    except StorageError as failure:
+        return _failed(services, partition, batch.partition_index, batch.records, failure)
+    return await _append_in_turn(context, partition, batch, transaction)
+
+
+async def _append_in_turn(
     context: RequestContext,
     partition: Partition,
     batch: _Batch,
     transaction: _Transaction | None,
 ) -> ProducedPartition:
-    """Check and recompress the records as the topic requires, then append."""
-    records = batch.records
+    """Prepare a batch in a thread, and append it when no large batch is being written."""
     services = context.services
     note_cpu = partial(services.quotas.charge_thread, context.meters)
+    produced: ProducedPartition | Awaitable[ProducedPartition] | None = None
     try:
-        config, keys = None, None
-        while config is not partition.log.config:  # a topic may become compacted meanwhile
+        while produced is None:
             config = partition.log.config
             recorded = partition.keys
             hash_key = recorded.hash_key if recorded and recorded.is_usable else None
-            records, keys = await services.unpack_threads.run(
+            ready, keys = await services.unpack_threads.run(
                 context.client,
-                partial(_unpack, batch, config, hash_key),
+                partial(_prepare, batch, config, hash_key),
                 note_cpu,
                 is_large=_is_large(batch, config),
             )
-        unpacked = batch._replace(records=records, header=read_batch_header(records))
-        produced = _append(context, partition, unpacked, transaction, keys)
+            async with partition.turn_to_append(ready.records, ready.header, batch.now_ms):
+                # Meanwhile a topic may become compacted, and a roll begins the keys of a segment.
+                has_keys = keys is not None or recorded is partition.keys
+                if has_keys and config is partition.log.config:
+                    produced = _append(context, partition, ready, transaction, keys)
     except StorageError as failure:
         return _failed(services, partition, batch.partition_index, batch.records, failure)
     return produced if isinstance(produced, ProducedPartition) else await produced
 
 
-def _unpack(
+def _prepare(
     batch: _Batch, config: TopicConfig, hash_key: bytes | None
-) -> tuple[memoryview, "BatchKeys | None"]:
-    """Return the batch as it is to be appended, and its keys if there is a hash key."""
+) -> "tuple[_Batch, BatchKeys | None]":
+    """Check and recompress the records as the topic requires.
+
+    Return the batch as it is to be appended, and its keys if there is a hash key.
+    """
     _, records, header, now_ms, _ = batch
     keys = None
     if needs_record_check(header, config, now_ms):
@@ -390,8 +429,10 @@ def _unpack(
     elif needs_size_check(records, header, config):
         check_size(records, header, config)
     if needs_recompression(header, config):
-        return memoryview(recompress(records, header, config)), keys
-    return records, keys
+        records = memoryview(recompress(records, header, config))
+    if len(records) > LARGE_BATCH_BYTES and config.message_timestamp_type == LOG_APPEND_TIME_TYPE:
+        stamp_log_append_time(records, 0, now_ms)
+    return batch._replace(records=records, header=read_batch_header(records)), keys
 
 
 def _is_large(batch: _Batch, config: TopicConfig) -> bool:

@@ -3,23 +3,35 @@
 Rules. Only the event loop uses a partition. A record is acknowledged when it is in the log (page
 cache), or, with `varve.flush.on.ack`, when it is fsynced. Group commit runs one fsync at a time;
 the next one covers all records that were appended meanwhile. Readers never see records beyond the
-high watermark.
+high watermark. A large batch is written in parts, one in each turn of the loop; meanwhile other
+produced batches of the partition wait in order, and all other changes make it begin anew.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from broker.counters import TopicStats
 from broker.event_loop.directory_writer import ChangePendingError
-from broker.event_loop.loop_turns import run_to_end
+from broker.event_loop.loop_turns import run_to_end, yield_to_loop
 from broker.topics.data_wait import DataWait
-from storage.errors import LogClosedError, LogDirectoryError, StorageError
+from storage.errors import (
+    DirectoryStalledError,
+    LogClosedError,
+    LogDirectoryError,
+    StorageError,
+)
 from storage.format.batch import BatchHeader
 from storage.log.log import Log
 from storage.model import AppendInfo, TopicPartition
+from storage.segments.segment import PART_BYTES
 
 if TYPE_CHECKING:  # it imports the compiler
     from cleaner.engine.selective.appended_keys import AppendedKeys, BatchKeys
@@ -29,6 +41,13 @@ FlushRunner = Callable[[Log], Awaitable[None]]
 # Waits for the share of the flushes of a client, and occupies it; None: the broker itself.
 FlushShare = Callable[[Log, Hashable], AbstractAsyncContextManager[None]]
 _T = TypeVar("_T")
+
+# A batch above this is checked in a thread and written in parts: its CRC, the check of its records
+# and its write take up to 1 ms a megabyte. No batch is as large with the default max.message.bytes.
+LARGE_BATCH_BYTES: Final = 2 << 20
+# As many parts are written as so many starts need: markers or rolls make a batch begin anew. After
+# that, what is left is written at once.
+STARTS_MAX: Final = 3
 
 
 class ChangeRunner(Protocol):
@@ -50,7 +69,10 @@ class Partition:
         "_flushers",
         "_run_change",
         "_run_flush",
+        "_stalls",
+        "_wait_unstalled",
         "_waiters",
+        "appending",
         "flushing",
         "keys",
         "log",
@@ -67,8 +89,12 @@ class Partition:
         *,
         flush_share: FlushShare = lambda _log, _client: nullcontext(),
         run_change: ChangeRunner | None = None,
+        wait_unstalled: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`run_change` makes the changes of the log; None: the event loop does."""
+        """`run_change` makes the changes of the log; None: the event loop does.
+
+        `wait_unstalled` is needed with it; see DirectoryThreads.wait_unstalled.
+        """
         self.partition: TopicPartition = log.partition
         self.log = log
         self.stats = stats  # of the whole topic
@@ -76,11 +102,14 @@ class Partition:
         self._run_flush = run_flush
         self._flush_share = flush_share
         self._run_change = run_change
+        self._wait_unstalled = wait_unstalled
+        self._stalls = False  # the disk does not finish a part of a large batch
         self._fail = fail
         self._client: Hashable = None  # the last one that produced
         self._waiters: set[DataWait] = set()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flushers: dict[Hashable, asyncio.Task[None]] = {}  # by client
+        self.appending = asyncio.Lock()  # held while a large batch is written
         self.flushing = asyncio.Lock()  # held while an fsync runs, or must not run
 
     def append(
@@ -132,6 +161,47 @@ class Partition:
         if log.config.varve_flush_on_ack:
             self._ensure_flusher(self._client)
         return info
+
+    @asynccontextmanager
+    async def turn_to_append(
+        self, records: memoryview, header: BatchHeader, now_ms: int
+    ) -> AsyncIterator[None]:
+        """Wait for the large batch that is being written; write all but the end of a large one.
+
+        The caller appends the batch before it waits for anything else, or not at all. Raises the
+        errors of Log.append_part, and DirectoryStalledError.
+        """
+        if self._stalls:
+            raise DirectoryStalledError(self.log.log_directory.path)
+        async with self.appending:
+            if len(records) <= LARGE_BATCH_BYTES:
+                yield
+                return
+            try:
+                for _ in range(STARTS_MAX * (len(records) // PART_BYTES)):
+                    if await self._append_part(records, header, now_ms):
+                        break
+                    await yield_to_loop()
+                yield
+            finally:
+                if self.log.has_parts:
+                    # While a change is pending they stay: the next change removes them.
+                    with suppress(DirectoryStalledError):
+                        self.change(self.log.drop_parts)
+
+    async def _append_part(self, records: memoryview, header: BatchHeader, now_ms: int) -> bool:
+        log = self.log
+        try:
+            return self.change(partial(log.append_part, records, header, now_ms=now_ms))
+        except ChangePendingError as error:
+            assert self._wait_unstalled is not None
+            self._stalls = True
+            try:
+                await run_to_end(error.pending)
+                await self._wait_unstalled(log.log_directory.path)
+            finally:
+                self._stalls = False
+            return False
 
     def _append_ended(self, header: BatchHeader, pending: "asyncio.Future[AppendInfo]") -> None:
         if pending.exception() is not None:

@@ -4,6 +4,7 @@ Rules
 - All changes happen on the event loop; only `FlushTask.run` and slices run in threads.
 - When `append` returns, the batch is in the page cache; when it raises, the log does not have it.
   The high watermark is the log end offset, or with `varve.flush.on.ack` the end of the synced data.
+- `append_part` writes the first parts of a large batch behind the end, and moves no offset.
 - Log start <= high watermark <= log end; recovery point <= log end. A reader gets nothing at or
   above its end offset.
 - An offline directory and a closed log accept no appends.
@@ -33,6 +34,7 @@ from storage.errors import (
 )
 from storage.format.batch import (
     LENGTH_END,
+    LOG_APPEND_TIME,
     TRANSACTIONAL,
     BatchHeader,
     WritableBuffer,
@@ -217,7 +219,8 @@ class Log:
 
         For a duplicate of an idempotent producer, return the original offsets and write nothing.
         `in_transaction`: its transaction is open on this partition. `by_coordinator`: likewise, and
-        the batch has no running sequence, because a coordinator wrote it for the producer.
+        the batch has no running sequence, because a coordinator wrote it for the producer. A batch
+        may have the append time `now_ms` already.
 
         Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
         NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
@@ -246,10 +249,49 @@ class Log:
         append_ms = -1
         stamp(records, 0, first_offset, state.leader_epoch)
         if self._stamps_time:
-            stamp_log_append_time(records, 0, now_ms)
+            if not header.attributes & LOG_APPEND_TIME:
+                stamp_log_append_time(records, 0, now_ms)
             timestamp_ms = append_ms = now_ms
         self._write(records, header, first_offset, timestamp_ms, now_ms)
         return AppendInfo(first_offset, state.log_end_offset - 1, append_ms, state.log_start_offset)
+
+    def append_part(self, records: memoryview, header: BatchHeader, *, now_ms: int) -> bool:
+        """Write the next part of a large batch behind the end; `append` writes the last one.
+
+        Return whether only that is left. Any other change of the active segment removes the parts;
+        then the next call, or `append`, begins anew. Raises NoRoomError, LogDirectoryError (the log
+        is as before) or LogClosedError.
+        """
+        state = self._state
+        if state.is_closed or state.log_directory.offline_reason is not None:
+            state.refuse()
+        stamp(records, 0, state.log_end_offset, state.leader_epoch)
+        next_offset = state.log_end_offset + header.last_offset_delta + 1
+        segment = state.segments.active
+        end_bytes = segment.size_bytes + header.size_bytes
+        rule = self.roller.rule
+        if segment.is_full or rule.is_due(end_bytes, header.max_timestamp, now_ms, next_offset):
+            self.roller.roll_for(end_bytes, next_offset, now_ms)
+            segment = state.segments.active
+        try:
+            return segment.append_part(records)
+        except OSError as error:
+            raise self._undo_append(segment, error) from error
+
+    @property
+    def has_parts(self) -> bool:
+        """Return whether parts of a batch are behind the end."""
+        return self._state.segments.active.has_parts
+
+    def drop_parts(self) -> None:
+        """Remove the parts of a batch that is not appended. Raises LogDirectoryError."""
+        state = self._state
+        if state.is_closed:
+            return  # `close` has removed them; a deleted log needs no change
+        try:
+            state.segments.active.drop_parts()
+        except OSError as error:
+            raise state.fail_log("truncation of", error) from error
 
     def append_replica(self, records: WritableBuffer, header: BatchHeader, *, now_ms: int) -> None:
         """Write a batch of another copy of this log as it is: with its offsets, epoch and times.

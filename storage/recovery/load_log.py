@@ -267,7 +267,13 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             is_doubtful = False
         except (CorruptIndexError, CorruptBatchError) as error:
             loading.note(str(error))
-            if index == count - 1 or has_txn_index:
+            # Bytes behind the recovery point may be at its end: parts of a batch that was not
+            # appended, whose removal was not durable when the segment was closed.
+            if (
+                index == count - 1
+                or has_txn_index
+                or (not was_clean and ends[index] == recovery_point)
+            ):
                 return index
             loading.next_offset = segment.rebuild()
             if segment.has_transactions:

@@ -52,6 +52,7 @@ from tests.sim.script import Operation, Script
 from tests.sim.worker import WorkerInProcess
 from tests.sim.world import HOMES, OPERATION_ERRORS, World
 from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.broker.large_batches import large_batches
 from tests.support.cleaner.history import Batch
 from tests.support.cleaner.key_indexes import small_records_are_indexed
 from tests.support.clocks.virtual_loop import InlineExecutor
@@ -156,6 +157,8 @@ class Machine:
             # Of the records of a run, some have 60 bytes.
             limits = ((0, 1.0), (0, 0.5), (60, 1.0))[self.world.script.seed % 3]
             stack.enter_context(small_records_are_indexed(*limits))
+            if self.world.script.seed % 4 == 3:  # some batches of a run have 100 bytes, some 300
+                stack.enter_context(large_batches(100, 64))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(

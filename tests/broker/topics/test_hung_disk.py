@@ -44,6 +44,7 @@ from storage.manager.log_manager import LogManager
 from storage.segments.segment import IndexNotReadyError
 from tests.support.broker.broker_in_memory import broker_settings, client_of
 from tests.support.broker.http_client import get
+from tests.support.broker.large_batches import large_batches
 from tests.support.protocol.raw_client import FETCH_VERSION, fetch_request
 from tests.support.storage.log_managers import ONE, TWO
 from tests.support.storage.logs import SMALL, batch_of, offsets_in, read_offsets
@@ -289,10 +290,12 @@ async def test_a_hung_disk_keeps_no_erasure_from_being_requested(env: HungEnv, h
         env.released.set()
 
 
-async def produced(broker: Broker, partition: Partition, sequence: int) -> tuple[int, int]:
+async def produced(
+    broker: Broker, partition: Partition, sequence: int, value: bytes = b"value"
+) -> tuple[int, int]:
     """Produce a record as an idempotent client; return the error code and the offset."""
     name = partition.partition
-    records = batch_of(b"value", producer_id=7, producer_epoch=0, base_sequence=sequence)
+    records = batch_of(value, producer_id=7, producer_epoch=0, base_sequence=sequence)
 
     def produce() -> tuple[int, int]:
         with client_of(broker) as client:
@@ -320,6 +323,26 @@ async def test_an_append_to_a_frozen_disk_holds_no_client_of_another(env: HungEn
         assert await produced(broker, frozen, 1) == (ErrorCode.NONE, 1)  # the same record again
         assert await produced(broker, frozen, 2) == (ErrorCode.NONE, 2)
         assert offsets_in(frozen.log) == [0, 1, 2]
+
+
+async def test_a_part_of_a_batch_that_a_disk_does_not_finish_holds_no_client(env: HungEnv) -> None:
+    """The batch is appended once when it does; meanwhile the partition takes no other one."""
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        frozen, good = await partitions_of(broker)
+        with large_batches(500, 100):
+            env.freeze(ONE)
+            pending = asyncio.create_task(produced(broker, frozen, 0, bytes(1000)))
+            await until(lambda: broker.directory_threads.is_stalled(ONE))
+            assert await produced(broker, good, 0, bytes(1000)) == (ErrorCode.NONE, 0)
+            for value in (b"value", bytes(1000)):
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+                assert await produced(broker, frozen, 0, value) == (code, -1)
+            assert frozen.log.log_end_offset == 0
+            env.released.set()
+            assert await pending == (ErrorCode.NONE, 0)
+            assert await produced(broker, frozen, 1, bytes(1000)) == (ErrorCode.NONE, 1)
+        assert offsets_in(frozen.log) == [0, 1]
+        assert frozen.log.segments.active.is_cut()
 
 
 async def test_an_append_to_a_frozen_disk_survives_its_client(env: HungEnv) -> None:
