@@ -1,7 +1,7 @@
 """The metrics of the cleaner, under Kafka's names where Kafka has the metric.
 
-Only compacted topics have series by partition: each takes about 300 bytes of the response, and a
-scraper stores all of them.
+Only compacted topics have series by partition: each series takes 60 to 100 bytes of the response,
+and a scraper stores all of them.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ from storage.manager.partition_table import PartitionTable
 
 LABELS = ["topic", "partition"]
 PARTITION_GAUGES = {
-    "dirty_ratio": "Share of the cleanable bytes that no clean has read, 0 to 1",
-    "dirty_bytes": "Dirty bytes that may be cleaned",
-    "oldest_dirty_age_seconds": "Age of the oldest record that has not been cleaned yet",
+    "dirty_ratio": "Share of the clean and dirty bytes that no clean has read, 0 to 1",
+    "dirty_bytes": "Bytes written since the last clean that can be cleaned now",
+    "oldest_dirty_age_seconds": "Age in seconds of the oldest record that no clean has covered",
     "live_estimate_bytes":
-        "Expected size of the cleanable part after a clean, estimated from earlier cleans",
-    "live_bytes": "Bytes of last records of keys, at most, in segments that a clean has read",
+        "Expected size of the clean and dirty part after a clean, estimated from earlier cleans",
+    "live_bytes": "Bytes of live records, at most, in segments that a clean has read",
     "dead_bytes": "Bytes of superseded records, at least, in segments that a clean has read",
     "unresolved_bytes": "Bytes of segments that no clean has read",
     "deadline_slack_seconds":
-        "Time left until max.compaction.lag.ms is over; negative if it is exceeded",
+        "Seconds until max.compaction.lag.ms is over; negative if it is exceeded",
     "last_job_throttle_wait_seconds":
-        "Time that the last job waited for the read and write budgets",
+        "Seconds that the last job waited for the read and write limits",
     "last_clean_timestamp_seconds": "Start of the last finished clean, seconds since 1970",
-    "tombstones": "Tombstones left in the clean section by the last clean",
+    "tombstones": "Tombstones that the last clean left in the clean part",
     "quarantined": "1 while in quarantine after a failed clean",
     "quarantined_until_seconds":
-        "Next attempt at a quarantined partition, seconds since 1970",
+        "Time of the next attempt at a quarantined partition, seconds since 1970",
 }  # fmt: skip
 STEP_PARTITIONS = 32  # between two points where other tasks may run
 STEP_QUARANTINES = 512
@@ -94,27 +94,27 @@ class CleanerMetrics:
             since = asyncio.get_running_loop().time() - stats.scanned_at
         for name, text, value in (
             ("kafka_log_logcleaner_cleaner_recopy_percent",
-             "Bytes that the workers' last cleans wrote, in percent of their source segments",
+             "Bytes that the last clean of each worker wrote, in percent of its source segments",
              recopied),
             ("kafka_log_logcleaner_max_buffer_utilization_percent",
-             "How full the key map of a worker's last clean was, in percent; the largest",
+             "How full the key map was, in percent: the largest of the last cleans of all workers",
              100 * fullest),
             ("kafka_log_logcleaner_max_clean_time_secs",
-             "Duration of a worker's last clean, in seconds; the longest",
+             "Duration in seconds: the longest of the last cleans of all workers",
              slowest),
             ("kafka_log_logcleaner_max_compaction_delay_secs",
-             "Largest time by which a record exceeds max.compaction.lag.ms",
+             "Largest time in seconds by which a record exceeds max.compaction.lag.ms",
              stats.over_lag_ms_max / 1000),
             ("kafka_log_logcleaner_deadthreadcount",
              "Number of workers that died and are not replaced yet",
              max(0, missing)),
             ("kafka_log_logcleanermanager_max_dirty_percent",
-             "Largest dirty ratio (%) of partitions not being cleaned, paused or quarantined",
+             "Largest dirty ratio in percent, without partitions in work, paused or quarantined",
              100 * stats.dirty_ratio_max),
             ("varve_cleaner_last_scan_age_seconds",
              "Seconds since the last scan of all partitions", since),
             ("varve_cleaner_key_memory_bytes",
-             "Memory that the keys of active segments take, of at most 64 MiB",
+             "Bytes of memory that the keys of active segments take, at most 64 MiB",
              self._key_recorder.memory_bytes),
         ):  # fmt: skip
             yield gauge(name, text, value)
@@ -122,7 +122,8 @@ class CleanerMetrics:
     def _findings(self) -> Iterator[Metric]:
         stats = self._pool.stats
         for name, text, value in (
-            ("varve_cleaner_cleanable_bytes", "Dirty bytes that may be cleaned",
+            ("varve_cleaner_cleanable_bytes",
+             "Bytes written since the last clean that can be cleaned now",
              stats.cleanable_bytes),
             ("varve_cleaner_over_lag_partitions",
              "Number of partitions with a dirty record older than max.compaction.lag.ms",
@@ -132,7 +133,7 @@ class CleanerMetrics:
              stats.candidates),
             ("varve_cleaner_damaged_partitions", "Number of partitions with damaged segments",
              stats.damaged_partitions),
-            ("varve_cleaner_scan_seconds", "Duration of the last scan of all partitions",
+            ("varve_cleaner_scan_seconds", "Seconds that the last scan of all partitions took",
              stats.scan_seconds),
         ):  # fmt: skip
             yield gauge(name, text, value)
@@ -151,15 +152,15 @@ class CleanerMetrics:
              "Number of jobs aborted by an operator, a deletion or a configuration change",
              stats.aborted),
             ("varve_cleaner_failures", "Number of jobs that failed", stats.failures),
-            ("varve_cleaner_seconds", "Time spent in jobs", stats.clean_seconds),
-            ("varve_cleaner_read_bytes", "Bytes read", stats.read_bytes),
-            ("varve_cleaner_written_bytes", "Bytes written", stats.written_bytes),
+            ("varve_cleaner_seconds", "Seconds spent in jobs", stats.clean_seconds),
+            ("varve_cleaner_read_bytes", "Bytes that jobs read", stats.read_bytes),
+            ("varve_cleaner_written_bytes", "Bytes that jobs wrote", stats.written_bytes),
             ("varve_cleaner_key_index_bytes",
              "Bytes of key indexes that the broker wrote when it closed segments",
              stats.key_index_bytes),
-            ("varve_cleaner_read_wait_seconds", "Time that workers waited for the read budget",
+            ("varve_cleaner_read_wait_seconds", "Seconds that workers waited for the read limit",
              stats.read_wait_seconds),
-            ("varve_cleaner_write_wait_seconds", "Time that workers waited for the write budget",
+            ("varve_cleaner_write_wait_seconds", "Seconds that workers waited for the write limit",
              stats.write_wait_seconds),
             ("varve_cleaner_records_before", "Records in the sources of finished jobs",
              stats.records_before),
@@ -176,7 +177,7 @@ class CleanerMetrics:
             ("varve_cleaner_maps_full",
              "Number of jobs whose key map was too small for the dirty section",
              stats.maps_full),
-            ("varve_cleaner_stale_jobs", "Number of jobs discarded because the log changed",
+            ("varve_cleaner_stale_jobs", "Number of jobs discarded because the log had changed",
              stats.stale),
             ("varve_cleaner_groups_published", "Number of output segments published",
              stats.groups_published),

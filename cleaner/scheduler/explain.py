@@ -269,8 +269,9 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     )
     if limit < setting:
         text = (
-            f"No clean has read {ratio:.1%} of its bytes. A clean starts at {limit:.1%}, as "
-            f"min.cleanable.dirty.ratio is {setting:.1%} and some garbage stays; this {result}."
+            f"No clean has read {ratio:.1%} of its bytes. A clean starts above {limit:.1%}, "
+            f"because min.cleanable.dirty.ratio is {setting:.1%} and cleans leave some garbage; "
+            f"this limit {result}."
         )
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])
@@ -297,12 +298,14 @@ _NOT_INDEXED: Final = {
 
 
 def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    wait = f" for another {about_span(int(v['until_ms']) - at_ms)}" if "until_ms" in v else ""
     lag = about_span(int(v["min.compaction.lag.ms"]))
-    return (
-        f"From offset {v['end_offset']} on, it is younger than min.compaction.lag.ms{wait}. "
-        f"The setting is {lag}: for so long, readers get every record."
+    text = (
+        f"From offset {v['end_offset']} on, records are younger than min.compaction.lag.ms ({lag})"
     )
+    if "until_ms" not in v:
+        return f"{text}."
+    wait = about_span(int(v["until_ms"]) - at_ms)
+    return f"{text}; the next segment can be cleaned in {wait}."
 
 
 def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
@@ -316,7 +319,7 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
         wait_ms = int(v["closes_ms"]) - at_ms
-        rolls += f" or in {about_span(wait_ms)}" if wait_ms > 0 else " or for its age, which is due"
+        rolls += f" or in {about_span(wait_ms)}" if wait_ms > 0 else " or because of its age, now"
     if "min.compaction.lag.ms" in v:
         lag = about_span(int(v["min.compaction.lag.ms"]))
         rolls = f"{rolls}, and older than min.compaction.lag.ms ({lag})"
@@ -377,7 +380,7 @@ def _offloaded(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 def _topic_limit(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     rate = f"{about_size(int(v['bytes_per_second']))}/s"
-    text = f"Cleans of its topic may move {rate} (varve.cleaner.io.max.bytes.per.second)"
+    text = f"Cleans of its topic may read and write {rate} (varve.cleaner.io.max.bytes.per.second)"
     if "wait_ms" not in v:
         return f"{text}; another partition of it is being cleaned."
     return f"{text}; after the last one, the next may start in {about_span(int(v['wait_ms']))}."
@@ -386,10 +389,10 @@ def _topic_limit(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
-        "Its cleanup.policy is unknown: its folder was taken over from Kafka, or the settings file "
-        "that said what to keep does not name it any more. Until you set `cleanup.policy` (or "
-        "`retention.ms`, if only that was in the file) in the settings file or with an admin "
-        "client, it is neither cleaned nor expired."
+        "Its cleanup.policy is unknown: Varve took its directory over from Kafka, or the settings "
+        "file no longer names its topic. Set `cleanup.policy` (or `retention.ms`, if the file had "
+        "only that) in the settings file or with an admin client. Until then, the broker neither "
+        "cleans nor expires it."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,

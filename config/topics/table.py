@@ -152,8 +152,8 @@ def _retention_keys() -> Iterator[TopicKey]:
         "log.segment.delete.delay.ms",
         ValueKind.LONG,
         "60000",
-        "How long the files of a deleted segment stay on disk. The broker's value is also that of "
-        "the directories of deleted partitions.",
+        "How long the files of a deleted segment stay on disk. For the directory of a deleted "
+        "partition, the broker-wide value applies.",
         minimum=0,
         unit="ms",
     )
@@ -176,9 +176,9 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.roll.ms",
         ValueKind.LONG,
         str(7 * DAY_MS),
-        "Roll the active segment when it is older than this, even if it is not full. A partition "
-        "with little data does not get many small segments from a short time: of segments below "
-        "1 MiB, it rolls at most ten in a row because of their age, and then one every 10 s.",
+        "Roll the active segment when it is older than this, even if it is not full. So that a "
+        "short time does not make many small segments, a partition rolls at most ten segments "
+        "below 1 MiB in a row because of their age, and then one every 10 s.",
         minimum=1,
         unit="ms",
     )
@@ -300,17 +300,17 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.flush.on.ack",
         ValueKind.BOOLEAN,
         "false",
-        "Acknowledge a record after it is flushed to disk (by group commit).",
+        "Acknowledge a record only after it is flushed to disk; one flush covers all records that "
+        "wait.",
     )
     yield TopicKey(
         "varve.cleaner.engine",
         "varve.cleaner.engine",
         ValueKind.STRING,
         "default",
-        "Where its partitions are cleaned: `local` by the broker's workers, `spark` by Spark jobs "
-        "regardless of their size, `default` according to `cleaner.engine` and "
-        "`cleaner.spark.min_bytes` of the settings file. A client that sets `spark` needs "
-        "ALTER_CONFIGS on the cluster.",
+        "What cleans the partitions: `local`, the broker's workers; `spark`, Spark jobs, whatever "
+        "the size; `default`, what `cleaner.engine` and `cleaner.spark.min_bytes` of the settings "
+        "file say. A client that sets `spark` needs ALTER_CONFIGS on the cluster.",
         choices=CLEANER_ENGINES,
     )
     yield TopicKey(
@@ -417,7 +417,7 @@ def _idle_keys() -> Iterator[TopicKey]:
         ("preallocate", "log.preallocate", boolean, "false", None, "",
          "Allocate the full size of a segment file at its creation."),
         ("min.insync.replicas", "min.insync.replicas", ValueKind.INT, "1", 1, "",
-         "Without effect, also if it is larger: a single node acknowledges with one replica."),
+         "Without effect, whatever the value: a single node acknowledges with one replica."),
         ("unclean.leader.election.enable", "unclean.leader.election.enable", boolean, "false",
          None, "", "Whether a replica that is not in sync may become leader."),
         ("leader.replication.throttled.replicas", "leader.replication.throttled.replicas",

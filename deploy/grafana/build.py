@@ -201,7 +201,7 @@ CLEANER: Final = Dashboard(
             (
                 stat("To clean", "Partitions that are due.",
                      f"sum(varve_cleaner_candidates{{{BROKER}}})", "short", ((None, "green"),)),
-                stat("Dirty bytes", "Dirty bytes that may be cleaned.",
+                stat("Dirty bytes", "Bytes written since the last clean that can be cleaned now.",
                      f"sum(varve_cleaner_cleanable_bytes{{{BROKER}}})", "bytes",
                      ((None, "green"),)),
                 stat("Behind their deadline", "Partitions beyond max.compaction.lag.ms.",

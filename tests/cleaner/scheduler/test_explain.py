@@ -85,9 +85,9 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "cleaned soon.",
          "which does not prevent a clean. In earlier cleans 90% of the new bytes survived."),
         (facts(LARGE, config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
-         "No clean has read 100.0% of its bytes. A clean starts at 25.0%, as "
-         "min.cleanable.dirty.ratio is 50.0% and some garbage stays; this does not prevent a "
-         "clean. The next clean rewrites only the segments with the most garbage."),
+         "No clean has read 100.0% of its bytes. A clean starts above 25.0%, because "
+         "min.cleanable.dirty.ratio is 50.0% and cleans leave some garbage; this limit does not "
+         "prevent a clean. The next clean rewrites only the segments with the most garbage."),
         (facts(even(4), config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
          "which does not prevent a clean. Its records take less than 320 bytes each, so key "
          "indexes would be large: a clean rewrites all segments with superseded records."),
@@ -100,7 +100,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "not compacted.",
          "Its cleanup.policy is empty (all records are kept)."),
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), s.IDLE, FRESH, "unknown.",
-         "Its cleanup.policy is unknown: its folder was taken over from Kafka, or"),
+         "Its cleanup.policy is unknown: Varve took its directory over from Kafka, or"),
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH,
@@ -120,7 +120,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
          "the high watermark is 12. Records from"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
-         "min.compaction.lag.ms for another 1.0 s. The setting is 115.7 d: for so long, readers"),
+         "min.compaction.lag.ms (115.7 d); the next segment can be cleaned in 1.0 s."),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
          "nothing is dirty.", "Nothing is dirty: 100 B are clean."),
         (facts(even(4), checkpoint=30, config=LATE), s.IDLE, SEEN_LONG_AGO, "cleaned soon.",
@@ -208,7 +208,7 @@ def test_a_log_without_a_verdict_is_explained() -> None:
 def test_an_active_segment_whose_roll_is_due_names_no_time() -> None:
     log = facts([segment(0, 20, 2_300_000)], active_closes_ms=NOW.wall_ms)
     (text,) = (item for item in explained(log) if item.startswith("The active segment"))
-    assert text.endswith(" or for its age, which is due.")
+    assert text.endswith(" or because of its age, now.")
 
 
 def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
@@ -285,7 +285,7 @@ def test_a_running_job_shows_its_progress_and_a_request_its_end() -> None:
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), None),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10, damaged=(
             HOLE._replace(base_offset=0),)), "is damaged at byte 61"),
-        (facts(even(4), config=OLD), "it is younger than min.compaction.lag.ms"),
+        (facts(even(4), config=OLD), "records are younger than min.compaction.lag.ms"),
         (facts(even(4), undecided=5, undecided_by=Undecided.VIEW), "varve view compact t 0"),
     ],
 )  # fmt: skip

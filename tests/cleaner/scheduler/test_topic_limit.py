@@ -70,7 +70,7 @@ def test_a_topic_rests_after_a_clean_until_its_bytes_are_within_the_limit() -> N
         assert explanation.next_attempt.cause is Reason.TOPIC_LIMIT
         assert 50_000 < wait_ms < 56_000
         text = " ".join(sentences(explanation))
-        assert "may move 1000 B/s" in text
+        assert "may read and write 1000 B/s" in text
         assert "when the rate limit of its topic allows it" in text
         partition, at = await next_job(b, 2)
         assert partition == T1
