@@ -19,22 +19,22 @@ This page is generated (`make docs`); edit `config/` instead.
 
 A topic config can have values from five sources. The first of them that has a value applies:
 
-1. **dynamic topic config**: set by a client with AlterConfigs (`kafka-configs`, any admin client);
-   kept in the data directories, survives restarts;
+1. **dynamic topic config**: a client sets it with AlterConfigs (`kafka-configs`, any admin client);
+   the broker stores it in the data directories, so it survives restarts;
 2. **`topics:`** in the settings file;
-3. **dynamic broker config**: set by a client for the whole broker, kept in the same way;
+3. **dynamic broker config**: a client sets it for the whole broker; stored in the same way;
 4. **`topic_defaults:`** in the settings file;
 5. **built-in default**, listed on this page.
 
 Flags of `varve serve` override the file: `--listen` overrides `listeners`, `--data` overrides
 `log_dirs`, `--advertise` and `--http` override the settings of the same name. `varve check-config
-FILE` reports each error of a file with line and setting, without starting a broker.
+FILE` reports each error of a file with its line and setting, and starts no broker.
 
-The broker creates the topics of the file at its start. It never deletes a topic or removes
-partitions because of the file. If the broker starts without the file, or the file no longer names
-a topic, and the built-in defaults would delete records that the file kept (`cleanup.policy`,
-`retention.ms`), the broker neither cleans nor expires the topic until the file names it again or
-somebody sets the missing config or a new `cleanup.policy`; a warning in the log says so.
+The broker creates the topics of the file at its start. The file never makes it delete a topic or
+partitions. If the broker starts without the file, or the file no longer names a topic, the topic
+lacks the `cleanup.policy` and `retention.ms` of the file. If the built-in defaults would delete
+records that these kept, the broker logs a warning, and neither cleans nor expires the topic until
+the file names it again, or somebody sets the missing config or a new `cleanup.policy`.
 
 ## Settings file
 
@@ -47,7 +47,7 @@ _TOPIC_KEYS = """\
 ## Topic configs
 
 Set them under `topic_defaults:` and `topics:` in the settings file, or with CreateTopics and
-AlterConfigs. Names, types, ranges and defaults are those of Kafka; those under `varve.` are
+AlterConfigs. Names, types, ranges and defaults are those of Kafka; the configs under `varve.` are
 Varve's own. In the settings file, sizes and durations can have a unit (`64MiB`, `7d`); clients
 send plain numbers, as to Kafka.
 
