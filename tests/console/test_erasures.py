@@ -51,7 +51,7 @@ def test_an_erasure_that_waits_says_why_and_is_cancelled(page: Page, broker: Var
     open_page(page, broker, "topics/customers/erasures")
     request(page, "customer-7", "86400")
     row = row_with(page, "at risk")
-    expect(row).to_contain_text("It will miss the deadline unless that ends in time.")
+    expect(row).to_contain_text("It will miss the deadline unless the obstacle ends in time.")
     row.get_by_role("button", name="Cancel erasure").click()
     confirm(page, "Cancel erasure")
     expect(row_with(page, "User:ANONYMOUS cancelled it")).to_have_count(1)

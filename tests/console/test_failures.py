@@ -151,7 +151,7 @@ def test_what_a_broker_said_before_it_fell_silent_is_not_live(
     expect(clean).to_be_enabled()
     page.route("**/api/v1/cleaner/partitions/**", lambda route: route.abort())
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
-    expect(page.get_by_text("What follows is of")).to_be_visible()
+    expect(page.get_by_text("The page shows the state of")).to_be_visible()
     for button in (clean, page.get_by_role("button", name="Pause", exact=True)):
         expect(button).to_be_disabled()
     page.unroute("**/api/v1/cleaner/partitions/**")

@@ -247,7 +247,7 @@ def test_a_log_shrinks_before_the_eyes_of_who_cleans_it(page: Page, broker: Varv
     page.get_by_role("slider").focus()
     page.keyboard.press("Home")
     expect(page.locator(".replay output")).not_to_have_text("live")
-    expect(page.locator(".replay")).to_contain_text("The picture is of")
+    expect(page.locator(".replay")).to_contain_text("The picture shows")
     before = segments.match(str(picture.get_attribute("aria-label")))
     assert now is not None
     assert before is not None
@@ -355,7 +355,7 @@ def test_every_version_of_a_key_is_shown_with_what_became_of_it(
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.get_by_role("status")).to_contain_text("3 versions of this key")
     rows = page.get_by_role("row")
-    expect(rows.nth(1)).to_contain_text("deleted; the next clean sets until when it stays")
+    expect(rows.nth(1)).to_contain_text("deleted; the next clean decides how long")
     expect(rows.nth(2)).to_contain_text("superseded by offset 2")
     expect(rows.nth(3)).to_contain_text("superseded by offset 1")
     rows.nth(2).get_by_role("button").click()

@@ -80,7 +80,7 @@ def test_a_lease_shows_until_when_it_lasts_and_is_released(page: Page, broker: V
         lease = json.loads(response.read())["compaction_id"]
     row = row_with(page, lease)
     expect(row).to_contain_text("customers")
-    expect(row).to_contain_text(re.compile(r"in \d+ (s|min), renewed before"))
+    expect(row).to_contain_text(re.compile(r"in \d+ (s|min), unless renewed"))
     page.get_by_role("button", name="Release customers").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(row).to_have_count(1)

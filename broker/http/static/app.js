@@ -60,8 +60,8 @@ function Drawn({ place, children }) {
   const [error, again] = useErrorBoundary((thrown) => reportError(thrown));
   useEffect(again, [place]);
   if (!error) return children;
-  return html`<p class="notice bad" role="alert">The console cannot show this page: ${error.message}. It is a mistake of
-    the console: report it with the address of the page.</p>`;
+  return html`<p class="notice bad" role="alert">The console cannot show this page: ${error.message}. This is a bug of the console:
+    report it with the address of the page.</p>`;
 }
 
 function Page({ words }) {

@@ -56,7 +56,7 @@ export function offsets(first, next) {
 }
 
 // The stages of a clean, and how it can end, in words.
-export const STAGES = { map: "reading keys", rewrite: "writing what stays" };
+export const STAGES = { map: "reading keys", rewrite: "writing live records" };
 export const OUTCOMES = { damaged: "left damaged segments", stale: "discarded: the log has changed" };
 
 export function sentence(text) {

@@ -52,8 +52,8 @@ const WORDS = {
 export function AuditPage() {
   return html`<h1>Audit</h1>
     <${List} path="/api/v1/audit" noun="events" limit=${100} milliseconds=${POLL_MS} label="Contains" hint="a user or a topic"
-      tools=${() => html`<span class="small">The last 2,000 events since the start. The log of the broker has all of them.</span>`}
-      empty=${html`<${Empty} title="No events yet">Changes of topics, settings, users and groups appear here, and what was denied.<//>`}>
+      tools=${() => html`<span class="small">The last 2,000 events since the start. The audit log has all of them.</span>`}
+      empty=${html`<${Empty} title="No events yet">Changes of topics, settings, users and groups appear here, and denied requests.<//>`}>
       ${(rows) => html`<${Events} rows=${rows} />`}
     <//>`;
 }

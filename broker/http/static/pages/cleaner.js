@@ -42,9 +42,9 @@ function Cleaner({ status, queue, jobs, reload, onMore }) {
         note=${`${number(status.totals.failures)} failed, ${number(status.totals.aborted)} aborted`} />
     </dl>
     <div class="buttons">
-      <${Action} label="Pause all" question="Running cleans are aborted, and no partition is cleaned until it is resumed."
+      <${Action} label="Pause all" question="The broker aborts running cleans, and cleans no partition until you resume it."
         act=${() => all("pause")} />
-      ${isPaused && html`<${Action} label="Resume all" question="Every paused partition may be cleaned again." act=${() => all("resume")} />`}
+      ${isPaused && html`<${Action} label="Resume all" question="The broker may clean every paused partition again." act=${() => all("resume")} />`}
     </div>
     <section><h2>Workers</h2><${Workers} workers=${status.workers} enabled=${status.enabled} /></section>
     <section><h2>Waiting and paused</h2><${Queue} rows=${queue.rows} reload=${reload} />
@@ -85,8 +85,8 @@ function Workers({ workers, enabled }) {
 }
 
 function Queue({ rows, reload }) {
-  if (!rows.length) return html`<${Empty} title="Nothing waits for a worker">A partition comes here when
-    enough of it can be cleaned. The page of a partition says why it is not cleaned.<//>`;
+  if (!rows.length) return html`<${Empty} title="Nothing waits for a worker">A partition appears here when
+    enough of it can be cleaned. The page of a partition says why the broker does not clean it.<//>`;
   const columns = [
     { title: "Next", className: "number", cell: (row) => row.position ?? "–" },
     { title: "Partition", cell: PartitionLink },
@@ -107,9 +107,9 @@ function Queue({ rows, reload }) {
 
 const STATES = { waiting: "busy", paused: "warn", quarantined: "bad" };
 const ACTIONS = {
-  waiting: ["Pause", "pause", "It is not cleaned until it is resumed."],
-  paused: ["Resume", "resume", "It may be cleaned again."],
-  quarantined: ["Retry", "retry", "The quarantine ends, and cleaning is tried again."],
+  waiting: ["Pause", "pause", "The broker does not clean it until you resume it."],
+  paused: ["Resume", "resume", "The broker may clean it again."],
+  quarantined: ["Retry", "retry", "The quarantine ends, and the broker cleans it again."],
 };
 
 function RowAction({ row, reload }) {

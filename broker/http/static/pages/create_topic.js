@@ -44,7 +44,7 @@ function Form({ settings }) {
     <label class="field">Partitions
       <input name="partitions" type="number" min="1" required value=${partitions}
         onInput=${(event) => setPartitions(event.target.value)} />
-      <small>More can be added later, fewer cannot. With more, keys move to other partitions.</small>
+      <small>You can add partitions later, but not remove any. New records of a key may then go to another one.</small>
     </label>
     ${Object.entries(values).map(([key, value]) => html`<${Field} key=${key} setting=${find(key)} value=${value}
       error=${wrong === key ? error : null} onInput=${(next) => set(key, next)}

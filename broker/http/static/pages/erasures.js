@@ -12,7 +12,7 @@ const KINDS = { open: "busy", complete: "good", cancelled: "plain", void: "warn"
 const TIMES = [["3600", "an hour"], ["86400", "a day"], ["604800", "a week"], ["2592000", "30 days"]];
 const RISKS = {
   overdue: "The deadline has passed.",
-  obstacle: "It will miss the deadline unless that ends in time.",
+  obstacle: "It will miss the deadline unless the obstacle ends in time.",
   rate: "It will miss the deadline at the present rate.",
 };
 
@@ -43,7 +43,7 @@ function Request({ topic, path, reload }) {
     <label class="field">Key
       <input name="key" type="text" required autocomplete="off" spellcheck=${false} value=${key}
         onInput=${(event) => setKey(event.target.value)} />
-      <small>Its values are lost, also the last one. Values that clients write later stay.</small>
+      <small>All its values are lost, also the last one. Values that clients write later stay.</small>
     </label>
     <label class="field">Deadline
       <select name="within" value=${within} onChange=${(event) => setWithin(event.target.value)}>
@@ -69,7 +69,7 @@ function state(row) {
   const hadValue = row.partitions.some((part) => part.tombstone_offset !== null);
   return html`<${Tag} kind=${KINDS[row.state]}>${row.state}<//>
     ${isAtRisk && html`<${Tag} kind="bad">at risk<//>`}
-    ${row.state === "complete" && !hadValue && html`<small class="block">No value of this key was found, so nothing was erased.</small>`}
+    ${row.state === "complete" && !hadValue && html`<small class="block">The broker found no value of this key, and erased nothing.</small>`}
     ${row.reason && html`<small class="block">${row.reason}</small>`}`;
 }
 
@@ -100,5 +100,5 @@ function Cancel({ path, row, reload }) {
     reload();
   };
   return html`<${Action} label="Cancel erasure" kind="small" act=${act}
-    question="Nothing more is searched or rewritten for it. A tombstone that was written stays." />`;
+    question="The broker searches and rewrites nothing more for it. A tombstone that it has written stays." />`;
 }

@@ -31,7 +31,7 @@ function Group({ path, group, reload }) {
     <section><h2>Move the group</h2><${Reset} path=${path} group=${group} isEmpty=${isEmpty} reload=${reload} /></section>
     <section class="danger">
       <h2>Delete this group</h2>
-      <p>Its committed offsets are removed. Consumers that come back start where <code>auto.offset.reset</code> says.</p>
+      <p>This removes its committed offsets. Consumers that come back start where <code>auto.offset.reset</code> says.</p>
       ${isEmpty
         ? html`<${Action} label="Delete group" kind="bad" confirm=${visible(group.group)}
             question="The group forgets how far it has read." act=${async () => {
@@ -44,7 +44,7 @@ function Group({ path, group, reload }) {
 }
 
 function Members({ members }) {
-  if (!members.length) return html`<${Empty} title="Nobody reads now">The group keeps its offsets for consumers that come back.<//>`;
+  if (!members.length) return html`<${Empty} title="No members">The group keeps its offsets for consumers that come back.<//>`;
   const columns = [
     { title: "Client", cell: (member) => html`<b>${visible(member.client_id)}</b><small class="block">${visible(member.member_id)}</small>` },
     { title: "Host", cell: (member) => member.host },

@@ -56,7 +56,7 @@ function partitions(row) {
 function until(row) {
   if (!held(row).length) return "ended";
   const left = row.expires_ms - Date.now();
-  return html`${clock(row.expires_ms)}<small class="block">${left > 0 ? `in ${span(left)}` : "it is ending"}, renewed before</small>`;
+  return html`${clock(row.expires_ms)}<small class="block">${left > 0 ? `in ${span(left)}, unless renewed` : "it is ending"}</small>`;
 }
 
 function Release({ row, reload }) {
@@ -65,6 +65,6 @@ function Release({ row, reload }) {
     reload();
   };
   return html`<${Action} label="Release" kind="small bad" title=${`Release ${row.topic}`} act=${act}
-    question=${`The lease of ${plural(held(row).length, "partition")} ends, and its files are removed. The log does not
-      change. If the holder is alive, its work is lost.`} />`;
+    question=${`This ends the lease of ${plural(held(row).length, "partition")} and removes its files. The log does not
+      change. If the process is alive, its work is lost.`} />`;
 }

@@ -273,7 +273,7 @@ function Nothing({ state, partition }) {
   if ([...state.pages.values()].every((page) => page.end_offset === page.log_start_offset)) {
     return html`<${Empty} title="No records yet">What producers write appears here.<//>`;
   }
-  return html`<${Empty} title="No records here">There is none behind this place. Choose <i>Newest</i> or an earlier one.<//>`;
+  return html`<${Empty} title="No records here">No record follows this position. Choose <i>Newest</i> or an earlier position.<//>`;
 }
 
 function progress({ busy, page, scanned, rows, key, skipped }) {
@@ -300,7 +300,7 @@ function progressOfAll({ busy, pages, places, left, scanned, rows, key, way, ski
 }
 
 function skippedText(skipped) {
-  return skipped ? `. ${plural(skipped, "record")} skipped: they came faster than this page reads` : "";
+  return skipped ? `. ${plural(skipped, "record")} skipped: producers are faster than this page` : "";
 }
 
 function gapText({ first_offset: first, next_offset: next, reason }) {
@@ -348,9 +348,9 @@ function fate(rows, index, isComplete) {
   if (!isComplete) return { text: "latest so far", kind: "busy" };
   if (!isTombstone) return { text: "latest", kind: "good" };
   const horizon = row.delete_horizon_ms;
-  if (horizon === null) return { text: "deleted; the next clean sets until when it stays", kind: "warn" };
+  if (horizon === null) return { text: "deleted; the next clean decides how long the tombstone stays", kind: "warn" };
   const wait = horizon - Date.now();
-  const text = wait > 0 ? `deleted; stays for ${span(wait)}` : "deleted; the next clean removes it";
+  const text = wait > 0 ? `deleted; the tombstone stays for ${span(wait)}` : "deleted; the next clean removes the tombstone";
   return { text, kind: "warn" };
 }
 

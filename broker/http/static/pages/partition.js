@@ -108,7 +108,7 @@ function Replay({ times, position, choose, newest }) {
     </label>
     <output>${shown}</output>
     ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to ${newest}</button>
-      <p>The picture is of ${shown}; the rest of the page is of ${newest === "live" ? "now" : "the last state"}.</p>`}
+      <p>The picture shows ${shown}; the rest of the page shows ${newest === "live" ? "the present" : "the last state"}.</p>`}
   </div>`;
 }
 
@@ -122,20 +122,20 @@ function Controls({ topic, partition, facts, disabled, reload }) {
   if (!isCompacted(facts)) return null;
   return html`<div class="buttons">
     ${!facts.paused && html`<${Action} label="Clean now" kind="main" disabled=${disabled}
-      question="The active segment is closed, and the partition is cleaned next, whatever its dirty ratio. What min.compaction.lag.ms or an open transaction protects stays as it is."
+      question="The broker closes the active segment and cleans the partition next, whatever its dirty ratio. Records that min.compaction.lag.ms or an open transaction protects stay."
       act=${act("run", { roll: true })} />`}
     ${facts.paused
       ? html`<${Action} key="resume" label="Resume" disabled=${disabled} question="The partition may be cleaned again." act=${act("resume")} />`
-      : html`<${Action} key="pause" label="Pause" disabled=${disabled} question="A running clean is aborted, and the partition is not cleaned until it is resumed."
+      : html`<${Action} key="pause" label="Pause" disabled=${disabled} question="The broker aborts a running clean, and does not clean the partition until you resume it."
           act=${act("pause")} />`}
-    ${facts.job && html`<${Action} label="Abort" disabled=${disabled} question="The running clean ends. The log stays as it is." act=${act("abort")} />`}
-    ${facts.quarantine && html`<${Action} label="Retry" disabled=${disabled} question="The quarantine ends, and cleaning is tried again." act=${act("retry")} />`}
+    ${facts.job && html`<${Action} label="Abort" disabled=${disabled} question="The running clean ends. Segments that it has published stay; the others do not change." act=${act("abort")} />`}
+    ${facts.quarantine && html`<${Action} label="Retry" disabled=${disabled} question="The quarantine ends, and the broker cleans the partition again." act=${act("retry")} />`}
   </div>
   ${refusal && !facts.job && html`<p class="notice" role="status">${refusal}</p>`}`;
 }
 
 function refusalText(answer) {
-  if (answer.to_clean) return "Nothing is dirty. Expired records are removed next.";
+  if (answer.to_clean) return "Nothing is dirty. The next clean removes expired tombstones.";
   return answer.obstacle === null ? "There is nothing to clean." : `No clean starts. ${answer.obstacle}`;
 }
 
@@ -155,7 +155,7 @@ function Cost({ cost }) {
     ${cost.by_dirty_ratio.length > 0 && html`<h3>What other dirty ratios cost</h3>
       <${Ratios} rows=${cost.by_dirty_ratio} chosen=${cost.dirty_ratio} />`}
     <h3>How long records live</h3>
-    <p>The share of the records of an age that was alive at the last clean.</p>
+    <p>For each age, the share of records that were alive at the last clean.</p>
     <${Survival} rows=${cost.survival} />`;
 }
 

@@ -29,7 +29,7 @@ export function SettingsPage({ part }) {
       ${isFile
         ? html`<p>${data.has_file ? "Change these in the settings file. Those that need no restart take effect at a reload (SIGHUP)." : "Options of varve serve set some of these; a settings file (--config) can set all of them."}</p>
             <${SettingList} key="file" settings=${data.file.map((row) => fileRow(row, data.has_file))} />`
-        : html`<p>The settings of the broker under Kafka's names. A change here overrides the settings file until it is taken back.</p>
+        : html`<p>The settings of the broker under Kafka's names. A change here overrides the settings file until you take it back.</p>
             <${SettingList} key="broker" settings=${data.settings} save=${save} />`}
     `}<//>`;
 }

@@ -36,7 +36,7 @@ function Settings({ path, topic, reload }) {
       first=${!topic.internal && html`<ul class="settings"><${Partitions} count=${topic.partitions} save=${save} /></ul>`} />
     ${!topic.internal && html`<section class="danger">
       <h2>Delete this topic</h2>
-      <p>Its ${plural(topic.partitions, "partition")} and all records are removed. This cannot be undone.</p>
+      <p>This removes its ${plural(topic.partitions, "partition")} and all records. You cannot undo it.</p>
       <${Action} label="Delete topic" kind="bad" confirm=${topic.name}
         question=${`All records of ${topic.name} are lost, and its consumers fail.`}
         act=${async () => {

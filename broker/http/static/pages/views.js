@@ -89,12 +89,12 @@ function Controls({ row, reload }) {
   }
   return html`<span class="rowbuttons">
     <${Action} label="Compact" kind="small" title=${`Compact the view of ${name}`}
-      question="The view takes what the log has, up to its end." act=${act("compact")} />
+      question="The broker compacts the log up to its end into the view." act=${act("compact")} />
     <${Action} label="Rebuild" kind="small" title=${`Rebuild the view of ${name}`} confirm=${row.topic}
-      question="The view is made anew of the records that the log still has. It loses keys whose records have expired."
+      question="The broker rebuilds the view from the records in the log. Keys whose records have expired are lost."
       act=${act("compact", { from_scratch: true })} />
     <${Action} label="Delete" kind="small bad" title=${`Delete the views of ${row.topic}`} confirm=${row.topic}
-      question=${`All views of ${row.topic} are removed, and their consumers fail. The topic itself stays.`}
+      question=${`This removes all views of ${row.topic}, and their consumers fail. The topic itself stays.`}
       act=${async () => {
         await setView(row.topic, { "varve.view": "none" });
         reload();

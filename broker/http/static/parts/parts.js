@@ -131,7 +131,7 @@ export function Loaded({ state, noun = "topic", keepsLast = false, children }) {
   const isGone = isDeleted(state);
   return html`
     ${isGone ? html`<${Deleted} noun=${noun} />` : html`<${Problem} error=${state.error} />`}
-    ${isStale(state) && html`<p role="status">What follows is of ${clock(state.loadedMs)}.</p>`}
+    ${isStale(state) && html`<p role="status">The page shows the state of ${clock(state.loadedMs)}.</p>`}
     ${state.data ? (!isGone || keepsLast) && children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
   `;
 }
@@ -147,7 +147,7 @@ function Deleted({ noun }) {
 
 function Missing({ noun, error }) {
   return html`<p class="notice" role="status">The broker answers: ${error.message}.${" "}
-    See the <a href=${`#/${noun}s`}>${noun}s</a> that there are.</p>`;
+    See the list of <a href=${`#/${noun}s`}>${noun}s</a>.</p>`;
 }
 
 // Whether what a page is about does not exist, or no longer.

@@ -180,7 +180,7 @@ function summary(model, largest) {
 
 function hint(model) {
   const { job } = model.facts;
-  if (job) return `Worker at work: ${STAGES[job.stage] || "starting"}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}.`;
+  if (job) return `A clean runs: ${STAGES[job.stage] || "starting"}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}.`;
   return "Point at a segment, or use the arrow keys.";
 }
 
@@ -195,7 +195,7 @@ function describe(segment, model) {
   if (segment.garbageBytes) parts.push(`at least ${percent(segment.garbageBytes / segment.sizeBytes)} garbage`);
   if (segment.horizonMs > NEVER) {
     const wait = segment.horizonMs - model.atMs;
-    parts.push(wait > 0 ? `a tombstone can go in ${span(wait)}` : "a tombstone can go now");
+    parts.push(wait > 0 ? `a tombstone expires in ${span(wait)}` : "a tombstone has expired");
   }
   return sentence(`${parts.join(", ")}.`);
 }
@@ -500,7 +500,7 @@ function paintAfter(context, model, toX, end, width, colors) {
   if (model.expectedBytes === null) {
     context.fillStyle = colors.soft;
     if (model.facts.dirty_bytes === 0) context.fillText("nothing to clean now", 0, AFTER.top + 17);
-    if (model.facts.dirty_bytes) context.fillText("no forecast before the first clean has ended", 0, AFTER.top + 17);
+    if (model.facts.dirty_bytes) context.fillText("no estimate before the first clean ends", 0, AFTER.top + 17);
     return;
   }
   const text = `after the next clean: about ${bytes(model.expectedBytes)}`;

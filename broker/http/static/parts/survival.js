@@ -37,8 +37,8 @@ export function TopicSurvival({ topic, partitions }) {
   const { data, error, busy, load } = useAnswer(() => sumOf(topic, counted));
   return html`<section>
     <h2>How long records live</h2>
-    <p>The share of the records of an age that was alive at the last clean. If it falls quickly and then stays, a
-      ${" "}<code>min.compaction.lag.ms</code> of that age keeps records from being copied that are about to be superseded.</p>
+    <p>For each age, the share of records that were alive at the last clean. If it falls quickly and then levels off, a
+      ${" "}<code>min.compaction.lag.ms</code> of that age saves copying records that are soon superseded.</p>
     <${Problem} error=${error} />
     ${data && html`<${Survival} rows=${data} />`}
     ${data && counted.length < partitions.length && html`<p class="small">Of the first ${plural(counted.length, "partition")}.</p>`}

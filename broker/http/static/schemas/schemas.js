@@ -28,7 +28,7 @@ export async function decoded(topic, row, name) {
     const { kind, read } = await schemas.get(path);
     const reader = new Reader(bytes.subarray(HEAD));
     const text = read(reader);
-    if (!reader.isAtEnd) throw new Error("bytes are left behind it");
+    if (!reader.isAtEnd) throw new Error("more bytes follow the value");
     return { text, schema: `${kind} schema ${number}` };
   } catch (error) {
     if (error.status === 409) hasRegistry = false;
