@@ -59,7 +59,7 @@ def with_command_config(function: Callable[P, None]) -> Callable[P, None]:
         expose_value=False,
         callback=parsed,
         metavar="FILE",
-        help="TLS and SASL, in Kafka's properties format (VARVE_COMMAND_CONFIG).",
+        help="File with TLS and SASL settings, in Kafka's format (VARVE_COMMAND_CONFIG).",
     )(function)
 
 

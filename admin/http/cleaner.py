@@ -177,12 +177,12 @@ def estimate(
 ) -> None:
     """Estimate what the next clean of a partition reads, writes and frees, and how long it takes.
 
-    The figures come from earlier cleans; nothing is read. For segments that no clean has read, the
-    share of new data that survived earlier cleans is assumed to be alive.
+    The figures come from earlier cleans; the command reads no records. For segments that no clean
+    has read, it assumes that the same share is alive as survived earlier cleans of new data.
 
     The tables compare other values of varve.compaction.slack and min.cleanable.dirty.ratio; *
     marks the value in effect. For a dirty ratio, LOG UP TO is the largest size of the log, CLEAN
-    EVERY what clients write between two cleans, and READS and WRITES what each of them moves.
+    EVERY what clients write between two cleans, and READS and WRITES the bytes of one clean.
     """
 
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
@@ -259,13 +259,13 @@ def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]
     return add_partition_arguments(option(function), text, required=False)
 
 
-@cleaner.command(short_help="Stop cleaning a partition or topic until it is resumed.")
+@cleaner.command(short_help="Stop cleaning a partition or topic until you resume it.")
 @partition_or_all_arguments
 @api_command
 def pause(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
-    """Stop cleaning a partition or topic until it is resumed; restarts keep the pause."""
+    """Stop cleaning a partition or topic until you resume it, also after restarts."""
     where = _selected_or_all(client, topic, partition, all_of_them)
     _act(client, where, "pause", as_json=as_json, yes="is paused", no="was paused already")
 
@@ -297,7 +297,7 @@ def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -
 @optional_partition_arguments
 @api_command
 def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
-    """End the quarantine of a partition or topic, so that it is cleaned again.
+    """End the quarantine of a partition or topic, so that the cleaner tries again.
 
     A partition is in quarantine after a failed clean. Read the reason with `varve cleaner explain`
     and remove its cause first.

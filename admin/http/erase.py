@@ -67,9 +67,9 @@ def erase(
     """Erase a key: remove its values from all files of the topic.
 
     The broker searches the files of all partitions, writes a tombstone where it finds a value, and
-    rewrites the segments that have one. The receipt follows when a last search of every file,
-    including compacted views, leased and replaced segments, finds none. --status shows it, and the
-    audit log has the request and its end.
+    rewrites the segments that have one. Then it searches every file again, including compacted
+    views, leased and replaced segments. If it finds no value, it writes a receipt, which --status
+    shows. The audit log has the request and its end.
 
     With --wait, the exit code is 1 if there is no receipt in time; the erasure goes on.
     """

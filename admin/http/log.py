@@ -76,7 +76,7 @@ def verify(
 ) -> None:
     """Read the log of a partition and check every batch: length, offsets, checksum.
 
-    The command names every damaged range; from then on fetches in such a range are answered with
+    The command names every damaged range; from then on the broker answers fetches there with
     CORRUPT_MESSAGE. The exit code is 4 if there is damage. The broker reads the log in small steps
     between other requests.
     """
@@ -149,8 +149,8 @@ def truncate(
     """Remove all records from the offset --to on, as the last resort after a faulty producer.
 
     Without --force the command removes no acknowledged records; it names what --force would remove.
-    A running clean is aborted. Consumers beyond the new end reset their position. The change is
-    durable when the command returns, and cannot be undone.
+    The broker aborts a running clean. Consumers beyond the new end reset their position. The change
+    is durable when the command returns, and cannot be undone.
     """
     topic, partition = select_partition(client, topic, partition)
     path = f"{partition_path(topic, partition)}/truncate?to={end}"

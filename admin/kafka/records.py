@@ -72,7 +72,7 @@ def produce(
 
     printf 'device-1\\ton\\n' | varve produce devices
 
-    If the connection breaks, the records in transfer are sent again; some may be written twice.
+    If the connection breaks, the command sends the records in transfer again, some perhaps twice.
     """
     from confluent_kafka import KafkaError, Producer
     from confluent_kafka.admin import AdminClient
@@ -197,8 +197,9 @@ def consume(
 ) -> None:
     """Print the records of TOPIC that exist when the command starts.
 
-    One record a line: partition, offset, time, key and value, with tabs between. Characters that
-    would change the terminal are escaped.
+    Each line is one record: partition, offset, time, key and value, separated by tabs. The command
+    escapes characters that would change the terminal, and cuts keys and values to 1,000 characters;
+    --json prints them whole.
     """
     from confluent_kafka import Consumer, TopicPartition
     from confluent_kafka.admin import AdminClient

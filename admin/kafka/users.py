@@ -33,8 +33,8 @@ mechanism_option = click.option(
 def users() -> None:
     """List, set and delete users whose salted passwords the broker stores.
 
-    The users of the broker's settings file are not listed; change them there. If all listeners of
-    the broker have SASL, --command-config names an existing user.
+    These commands do not show users of the broker's settings file; change those there. If all
+    listeners of the broker have SASL, name an existing user with --command-config.
     """
 
 
