@@ -344,11 +344,11 @@ def start_outcomes() -> dict[tuple[str, str, str], str]:
 
 NOTHING_LOST: Final = "as before"
 FORGOTTEN: Final = "forgotten, logged"
-SOME_FORGOTTEN: Final = "some lines passed over, logged"
+SOME_FORGOTTEN: Final = "some lines skipped, logged"
 NONE_YET: Final = "as if there had been none"
 VIEW_OFFLINE: Final = "view not served, logged"
 UNKNOWN: Final = "kept; erasures are refused with the reason"
-RUN_ENDED: Final = "run ended and swept"
+RUN_ENDED: Final = "lease ended, files removed"
 RUNNING: Final = "run goes on"
 
 
