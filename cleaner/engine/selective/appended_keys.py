@@ -171,6 +171,7 @@ def list_keys(batch: Buffer, unpacked: Buffer, hash_key: bytes) -> BatchKeys | N
     """Return the keys of an accepted batch with these unpacked records. May run in a thread."""
     space = _new_workspace(hash_key, 0)
     header = _padded(memoryview(batch)[:HEADER_BYTES])
+    header[:8] = 0  # the base offset: parts of a large batch were written at one that is void now
     size_bytes = len(memoryview(unpacked))
     rows: Words = np.empty(size_bytes // RECORD_BYTES_MIN * SLOT_WORDS, dtype=np.uint64)
     code, count = list_unpacked(_padded(unpacked), size_bytes, header, 0, rows, 0, space)

@@ -15,11 +15,12 @@ from broker.topics import partition as partition_module
 from broker.topics.end_transaction import append_marker
 from broker.topics.partition import LARGE_BATCH_BYTES, STARTS_MAX, Partition
 from broker.topics.producer_ids import Producer
+from cleaner.engine.selective.appended_keys import list_keys
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.produce_codec import ProducedPartition
 from storage.env import ReadBuffer
-from storage.format.batch import LOG_APPEND_TIME, ControlType, read_header
+from storage.format.batch import HEADER_BYTES, LOG_APPEND_TIME, ControlType, read_header, stamp
 from storage.format.filenames import LOG
 from storage.segments.segment import PART_BYTES
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, log_repair_of
@@ -326,3 +327,13 @@ async def test_a_client_produces_a_large_batch_and_a_wrong_one() -> None:
         codes = await asyncio.to_thread(exchange)
         assert codes == [0, ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD, 0]
         assert offsets_in(partition.log) == [0, 1]
+
+
+def test_the_keys_of_a_batch_do_not_depend_on_where_its_parts_were() -> None:
+    key = bytes(16)
+    first, later = batch_of(VALUE), batch_of(VALUE)
+    stamp(later, 0, 5, 1)
+    rows = [list_keys(batch, batch[HEADER_BYTES:], key) for batch in (first, later)]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    assert rows[0].rows.tolist() == rows[1].rows.tolist()
