@@ -7,13 +7,14 @@ with the number of failures, while a disk is full.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
 import structlog
 
+from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import (
     CommitRequested,
@@ -60,9 +61,10 @@ logger = structlog.get_logger("broker.groups")
 # Clients cause these lines: members that join and leave, or stop.
 limited_logger: Final = RateLimitedLogger(logger)
 
-# Members and partitions that are assigned on the event loop, in two milliseconds; larger groups are
-# assigned in a thread.
+# Steps of an assignment on the event loop, in two milliseconds; larger groups are assigned in a
+# thread, two groups at a time and one for each client: the threads share one interpreter.
 SMALL_ASSIGNMENT: Final = 1_000
+LARGE_ASSIGNMENTS_AT_ONCE: Final = 2
 # How often a heartbeat looks for changes of subscribed topics, and how many names it looks up then
 # in 2 ms; a group with more of them looks less often.
 TOPIC_CHECK_MS: Final = 1_000
@@ -95,6 +97,9 @@ class ConsumerGroupContext:
     stats: GroupStats
     downgrade: "Downgrade"
     resized: Callable[[str, int], None]
+    large_assignments: FairSlots = field(
+        default_factory=partial(FairSlots, LARGE_ASSIGNMENTS_AT_ONCE)
+    )
 
 
 class Downgrade(Protocol):
@@ -158,8 +163,6 @@ class LiveConsumerGroup:
                 timer.cancel()
         for _, timer in self._revocations.values():
             timer.cancel()
-        if self._assigning is not None:
-            self._assigning.cancel()
 
     @property
     def has_members(self) -> bool:
@@ -243,21 +246,25 @@ class LiveConsumerGroup:
     # Heartbeats ---------------------------------------------------------------------------------
 
     async def heartbeat(
-        self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex]
+        self,
+        request: Heartbeat,
+        regexes: Mapping[str, ResolvedRegex],
+        client: Hashable | None = None,
     ) -> HeartbeatAnswer:
         """Return the answer when the changes that it tells of are in the log.
 
-        `regexes` are the expressions of the request and of the group, resolved just now.
+        `regexes` are the expressions of the request and of the group, resolved just now. `client`
+        is the principal that sent the request.
         """
         try:
             if request.epoch < JOIN_EPOCH:
                 return await self._leave(request)
-            return await self._heartbeat(request, regexes)
+            return await self._heartbeat(request, regexes, client)
         except MembershipError as error:
             return HeartbeatAnswer(error.code, error.reason)
 
     async def _heartbeat(
-        self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex]
+        self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex], client: Hashable | None
     ) -> HeartbeatAnswer:
         max_size = self._context.rules.max_size
         updated = state.update_member(self.group, request, regexes, max_size)
@@ -270,7 +277,7 @@ class LiveConsumerGroup:
         }
         self._stop(self._joins, request.member_id)  # of a member that was a classic one
         self._stop(self._syncs, request.member_id)
-        await self._assign()
+        await self._assign(client)
         member = self.group.members.get(request.member_id)
         if member is None or self.is_dead:  # it left while the targets were computed
             return HeartbeatAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -324,10 +331,16 @@ class LiveConsumerGroup:
 
     # Members that use the classic protocol --------------------------------------------------------
 
-    async def join(self, request: JoinRequested, may_describe: Callable[[str], bool]) -> JoinAnswer:
+    async def join(
+        self,
+        request: JoinRequested,
+        may_describe: Callable[[str], bool],
+        client: Hashable | None = None,
+    ) -> JoinAnswer:
         """Return the answer to JoinGroup when the changes that it reports are in the log.
 
         `may_describe` says which topics the client may describe: it can subscribe to no others.
+        `client` is the principal that sent the request.
         """
         error = self._join_error(request)
         if error is not ErrorCode.NONE:
@@ -342,7 +355,7 @@ class LiveConsumerGroup:
             error = self._join_error(request)  # other tasks may have run
             if error is not ErrorCode.NONE:
                 return JoinAnswer(error, request.member_id)
-            return await self._join(request, subscription)
+            return await self._join(request, subscription, client)
         except InvalidMetadataError:
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         except MembershipError as refused:
@@ -354,7 +367,9 @@ class LiveConsumerGroup:
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return error
 
-    async def _join(self, request: JoinRequested, subscription: Subscription) -> JoinAnswer:
+    async def _join(
+        self, request: JoinRequested, subscription: Subscription, client: Hashable | None
+    ) -> JoinAnswer:
         updated = classic_members.update_member(self.group, request, subscription)
         member_id, is_changed = updated.member.member_id, updated.is_changed
         owned = classic_members.owned_partitions(subscription, self._context.topics)
@@ -371,7 +386,7 @@ class LiveConsumerGroup:
             error = await asyncio.shield(append)
             return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
         self._change(self._with_next_epoch(updated.group, is_changed=is_changed))
-        await self._assign()
+        await self._assign(client)
         current = self.group.members.get(member_id)
         if current is None or self.is_dead:  # it left while the targets were computed
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, member_id)
@@ -458,7 +473,7 @@ class LiveConsumerGroup:
         self._check_interval_ms = periods * TOPIC_CHECK_MS
         return state.with_next_epoch(group, self._context.topics, is_changed=is_changed)
 
-    async def _assign(self) -> None:
+    async def _assign(self, client: Hashable | None) -> None:
         """Compute target assignments until they are as new as the group."""
         while self.group.epoch > self.group.assignment_epoch and not self.is_dead:
             task = state.assignment_task(self.group, self._context.topics)
@@ -467,12 +482,18 @@ class LiveConsumerGroup:
                 continue
             if self._assigning is None or self._assigning.done():
                 # A task of its own, because the first client may disconnect while others wait.
-                self._assigning = asyncio.create_task(self._assign_in_thread(task))
+                self._assigning = asyncio.create_task(self._assign_in_thread(task, client))
             await asyncio.shield(self._assigning)
 
-    async def _assign_in_thread(self, task: state.AssignmentTask) -> None:
-        targets = await asyncio.to_thread(task.compute)
-        self._change(state.with_targets(self.group, task.epoch, targets))
+    async def _assign_in_thread(self, task: state.AssignmentTask, client: Hashable | None) -> None:
+        async with self._context.large_assignments.slot(client):
+            if self.is_dead:
+                return
+            if task.epoch != self.group.epoch:  # it changed meanwhile
+                task = state.assignment_task(self.group, self._context.topics)
+            targets = await asyncio.to_thread(task.compute)
+        if not self.is_dead:
+            self._change(state.with_targets(self.group, task.epoch, targets))
 
     def _change(self, after: ConsumerGroup) -> None:
         before, self.group = self.group, after

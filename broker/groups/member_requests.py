@@ -98,7 +98,7 @@ class MemberRequests:
                 return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
             if not live.is_empty:
                 self._metadata.own(group_id, creator)
-                return await live.join(request, viewer.may_describe)
+                return await live.join(request, viewer.may_describe, creator)
             live = self._factory.replace_by_classic(live)
         if live is None:
             if request.member_id != NO_MEMBER_ID:
@@ -237,7 +237,7 @@ class MemberRequests:
                 text = "the broker has no memory for more members or subscriptions of this size"
                 return HeartbeatAnswer(ErrorCode.POLICY_VIOLATION, text)
             self._metadata.own(group_id, creator)
-            return await live.heartbeat(request, regexes)
+            return await live.heartbeat(request, regexes, creator)
         finally:
             self._served.remove_if_void(live)
 

@@ -9,6 +9,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from broker.groups.consumer.model import Assignment, PartitionId, TopicMetadata
@@ -16,7 +17,10 @@ from broker.groups.consumer.model import Assignment, PartitionId, TopicMetadata
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """One member for an assignor; `topics` are names, `target` is its present target assignment."""
+    """One member for an assignor; `target` is its present target assignment.
+
+    `topics` are names of topics that exist; members with the same names share one set.
+    """
 
     member_id: str
     instance_id: str | None
@@ -29,22 +33,32 @@ Assignor = Callable[[Collection[Subscriber], Mapping[str, TopicMetadata]], Targe
 
 
 def assign_range(members: Collection[Subscriber], topics: Mapping[str, TopicMetadata]) -> Targets:
-    """Return contiguous ranges of each topic, members in order of instance id, then member id."""
+    """Return contiguous ranges of each topic, members in order of instance id, then member id.
+
+    The work grows with the partitions and with the names of distinct subscriptions: a topic is not
+    compared with members that get none of its partitions.
+    """
     ordered = sorted(members, key=_range_order)
     partitions: dict[str, set[PartitionId]] = {member.member_id: set() for member in ordered}
-    subscribers: dict[str, list[str]] = defaultdict(list)
-    for member in ordered:
-        for name in member.topics:
-            subscribers[name].append(member.member_id)
-    for name, member_ids in subscribers.items():
+    sharing: dict[frozenset[str], list[int]] = defaultdict(list)  # positions of members
+    for position, member in enumerate(ordered):
+        sharing[member.topics].append(position)
+    subscribers: dict[str, list[list[int]]] = defaultdict(list)
+    for names, positions in sharing.items():
+        for name in names:
+            subscribers[name].append(positions)
+    for name, subscribed in subscribers.items():
         topic = topics.get(name)
         if topic is None:
             continue
-        each, rest = divmod(topic.partition_count, len(member_ids))
+        each, rest = divmod(topic.partition_count, sum(map(len, subscribed)))
         first = 0
-        for position, member_id in enumerate(member_ids):
-            end = first + each + (position < rest)
-            partitions[member_id].update((topic.topic_id, index) for index in range(first, end))
+        # If there are more members than partitions, the first members get one each.
+        receivers = islice(heapq.merge(*subscribed), topic.partition_count)
+        for order, position in enumerate(receivers):
+            end = first + each + (order < rest)
+            assigned = partitions[ordered[position].member_id]
+            assigned.update((topic.topic_id, index) for index in range(first, end))
             first = end
     return {member_id: frozenset(assigned) for member_id, assigned in partitions.items()}
 

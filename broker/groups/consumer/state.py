@@ -277,8 +277,14 @@ class AssignmentTask:
 
     @property
     def size(self) -> int:
-        """Return the number of members and partitions."""
-        return len(self.members) + sum(topic.partition_count for topic in self.topics.values())
+        """Return about how many steps the assignor takes.
+
+        `uniform` compares partitions with members unless all members have the same topics.
+        """
+        members = len(self.members)
+        partitions = sum(topic.partition_count for topic in self.topics.values())
+        is_same = len({member.topics for member in self.members}) <= 1
+        return members + partitions if is_same else members * (1 + partitions)
 
     def compute(self) -> Mapping[str, Assignment]:
         """Return the target of each member."""
@@ -286,8 +292,16 @@ class AssignmentTask:
 
 
 def assignment_task(group: ConsumerGroup, lookup: TopicLookup) -> AssignmentTask:
-    """Return what has to be computed for the present group epoch."""
-    subscriptions = group.subscriptions()
+    """Return what has to be computed for the present group epoch.
+
+    Names of topics that do not exist are left out: clients may subscribe to any number of them.
+    """
+    topics = _topics(group, lookup)
+    equal: dict[frozenset[str], frozenset[str]] = {}  # see ConsumerGroup.shared
+    subscriptions: dict[tuple[frozenset[str], str | None], frozenset[str]] = {}
+    for key, names in group.subscriptions().items():
+        existing = frozenset(filter(topics.__contains__, names))
+        subscriptions[key] = equal.setdefault(existing, existing)
     members = tuple(
         Subscriber(
             member.member_id,
@@ -297,9 +311,7 @@ def assignment_task(group: ConsumerGroup, lookup: TopicLookup) -> AssignmentTask
         )
         for member in group.members.values()
     )
-    return AssignmentTask(
-        group.epoch, ASSIGNORS[preferred_assignor(group)], members, _topics(group, lookup)
-    )
+    return AssignmentTask(group.epoch, ASSIGNORS[preferred_assignor(group)], members, topics)
 
 
 def preferred_assignor(group: ConsumerGroup) -> str:

@@ -1,5 +1,7 @@
 """Server-side assignors: what a balanced assignment is, and that it stays."""
 
+from collections.abc import Iterator
+
 from broker.groups.consumer.assignors import Subscriber, assign_range, assign_uniform
 from broker.groups.consumer.model import TopicMetadata
 
@@ -43,3 +45,34 @@ def test_ranges_of_topics_with_equal_counts_are_alike() -> None:
     for member_id, indexes in (("a", {0, 1}), ("b", {2}), ("c", {3})):
         for topic_id in (ORDERS, BILLS):
             assert {index for t, index in assigned[member_id] if t == topic_id} == indexes
+
+
+def test_ranges_of_members_with_other_subscriptions_follow_the_order_of_all_members() -> None:
+    members = [
+        subscriber("d", "orders"),
+        subscriber("c", "orders", "bills"),
+        subscriber("b", "orders"),
+        subscriber("a", "bills"),
+    ]
+    assigned = assign_range(members, topics(orders=5, bills=1))
+    assert assigned == {
+        "a": {(BILLS, 0)},
+        "b": {(ORDERS, 0), (ORDERS, 1)},
+        "c": {(ORDERS, 2), (ORDERS, 3)},
+        "d": {(ORDERS, 4)},
+    }
+
+
+def test_ranges_read_a_subscription_once_for_all_members_that_share_it() -> None:
+    class CountedNames(frozenset[str]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.reads += 1
+            return super().__iter__()
+
+    names = CountedNames({"orders", "bills"})
+    members = [Subscriber(f"m{index:03}", None, names, frozenset()) for index in range(100)]
+    assigned = assign_range(members, topics(orders=3, bills=250))
+    assert names.reads == 1
+    assert [len(assigned[f"m{index:03}"]) for index in (0, 2, 3, 49, 50)] == [4, 4, 3, 3, 2]

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import random
+import threading
+from collections.abc import Mapping
 
 import pytest
 
@@ -14,6 +16,7 @@ from broker.groups.consumer.model import (
     CONSUMER_MEMBER_BYTES,
     NAME_BYTES,
     NO_PARTITIONS,
+    Assignment,
     ConsumerGroup,
     GroupState,
     HeartbeatAnswer,
@@ -21,7 +24,12 @@ from broker.groups.consumer.model import (
     TopicMetadata,
 )
 from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
-from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
+from broker.groups.consumer.state import (
+    NAMES_MAX,
+    AssignmentTask,
+    assignment_task,
+    preferred_assignor,
+)
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
 from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.internal_topic import LogRecord, decode_batches
@@ -517,6 +525,61 @@ async def test_members_with_one_expression_share_its_topics() -> None:
     task = assignment_task(group(world), FakeTopics())
     first, second = (member.topics for member in task.members)
     assert first is second
+
+
+async def test_names_of_topics_that_do_not_exist_cost_an_assignor_nothing() -> None:
+    world, topics = make_world(orders=6)
+    missing = names(0, 2_000)
+    clients = [
+        Client(world, "a", topics=missing | {"orders"}, assignor="range"),
+        Client(world, "b", topics=missing | {"orders"}, assignor="range"),
+        Client(world, "c", topics=frozenset({"orders"})),
+    ]
+    await converge(*clients)
+    task = assignment_task(group(world), topics)
+    first, second, third = (member.topics for member in task.members)
+    assert first is second is third
+    assert first == {"orders"}
+    assert task.size == 3 + 6
+
+
+async def test_the_size_of_an_assignment_counts_comparisons_of_partitions_with_members() -> None:
+    world, topics = make_world(orders=50, bills=50)
+    clients = [
+        Client(world, "a", topics=frozenset({"orders"})),
+        Client(world, "b", topics=frozenset({"orders", "bills"})),
+    ]
+    await converge(*clients)
+    assert assignment_task(group(world), topics).size == 2 * (1 + 100)
+
+
+async def test_one_user_has_one_large_assignment_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, may_end = list[str](), threading.Event()
+    world, topics = make_world(alice=2, bob=2)
+    compute = AssignmentTask.compute
+
+    def slow_for_alice(task: AssignmentTask) -> Mapping[str, Assignment]:
+        (topic,) = task.topics
+        began.append(topic)
+        assert topic == "bob" or may_end.wait(60)
+        return compute(task)
+
+    monkeypatch.setattr(AssignmentTask, "compute", slow_for_alice)
+    monkeypatch.setattr(live_consumer_group, "SMALL_ASSIGNMENT", 0)
+
+    def member(user: str, group_id: str) -> Client:
+        return Client(world, "m", topics=frozenset({user}), group_id=group_id, user=user)
+
+    waiting = [await world.begin(member("alice", f"g{number}").heartbeat()) for number in range(3)]
+    try:
+        answer = await member("bob", "h").heartbeat()
+        assert answer.assignment == {(topics.id_of("bob"), index) for index in range(2)}
+        assert sorted(began) == ["alice", "bob"]
+    finally:
+        may_end.set()
+    assert [len(answer.assignment or ()) for answer in await asyncio.gather(*waiting)] == [2, 2, 2]
 
 
 async def test_a_group_of_many_names_looks_for_topics_less_often() -> None:

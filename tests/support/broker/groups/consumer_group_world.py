@@ -49,6 +49,7 @@ class Client:
     owned: Assignment = NO_PARTITIONS
     missed_answer: bool = False  # then the next heartbeat has every field
     viewer: TopicViewer = EVERYTHING
+    user: str | None = None
 
     async def heartbeat(self) -> HeartbeatAnswer:
         """Send a heartbeat as a client does, and follow the answer."""
@@ -102,7 +103,7 @@ class Client:
             owned=owned,
         )
         members = self.world.coordinator.members
-        return await members.consumer_heartbeat(self.group_id, request, self.viewer)
+        return await members.consumer_heartbeat(self.group_id, request, self.viewer, self.user)
 
     def _follow(self, answer: HeartbeatAnswer) -> None:
         self.missed_answer = answer.error is not ErrorCode.NONE
