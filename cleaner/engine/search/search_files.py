@@ -2,7 +2,8 @@
 
 Rules
 - The files are read, and nothing else is trusted: no index, no stored number, no kernel. A key is
-  found by its bytes and their length, which every record has in front of its key.
+  found by its bytes and their length, which every record has in front of its key. A producer may
+  write that length with more bytes than it needs.
 - Every file with batches counts, whatever its name is: segments, replaced segments,
   outputs of cleans, views, and the inputs and outputs of leases.
 - If nothing is found, the folders are synced: no deleted name comes back after a power loss.
@@ -62,9 +63,9 @@ class _Search:
         self._env = env
         self._search = search
         self._control = control
-        pattern = bytearray()
-        write_varint(pattern, len(search.key))
-        self._pattern = bytes(pattern + search.key)
+        shortest, *longer = _lengths(len(search.key))
+        self._shortest = shortest + search.key
+        self._longer = [length + search.key for length in longer]
         self._found: list[FoundFile] = []
         self._unreadable: list[UnreadableFile] = []
         self._tally = _Tally()
@@ -187,15 +188,29 @@ class _Search:
         limit = self._search.decompressed_batch_bytes
         if header.is_control:
             return
-        if header.codec == 0:
-            is_possible = data.find(self._pattern, at, at + header.size_bytes) >= 0
-        else:
-            is_possible = self._pattern in bytes(unpack_records(data, header, at, limit))
-        if not is_possible:
+        records, begin, end = data, at, at + header.size_bytes
+        if header.codec:
+            records = bytes(unpack_records(data, header, at, limit))
+            begin, end = 0, len(records)
+        if not self._may_have_key(records, begin, end):
             return
         for record in iterate_records(data, header, at, limit):
             if record.key == self._search.key and record.offset < below:
                 self._count(record, in_file)
+
+    def _may_have_key(self, records: bytes, begin: int, end: int) -> bool:
+        """Return whether the key is there with its length in front.
+
+        Most batches do not have the bytes of the key at all: one pass is enough for them.
+        """
+
+        def has(pattern: bytes) -> bool:
+            return records.find(pattern, begin, end) >= 0
+
+        key = self._search.key
+        return has(key) and (
+            has(self._shortest) or (has(b"\0" + key) and any(map(has, self._longer)))
+        )
 
     def _count(self, record: Record, in_file: "_InFile") -> None:
         self._tally.add(record, self._search.version_header)
@@ -219,6 +234,17 @@ class _Tally:
             version = _version_of(record, version_header)
             if version is not None and (self.version is None or version > self.version):
                 self.version = version
+
+
+def _lengths(key_bytes: int) -> tuple[bytes, bytes, bytes]:
+    """Return the ends of all encodings of the length of a key.
+
+    They are: the shortest varint, that with one byte more, and the end of those with two or more.
+    """
+    shortest = bytearray()
+    write_varint(shortest, key_bytes)
+    longer = (*shortest[:-1], shortest[-1] | 0x80, 0)
+    return bytes(shortest), bytes(longer), b"\x80\x00"
 
 
 def _version_of(record: Record, name: str) -> int | None:

@@ -9,8 +9,15 @@ from cleaner.engine.search.search_files import (
 )
 from cleaner.job import CleanAbortedError
 from cleaner.key_search import KeySearch, KeySearchResult, SearchedFolder, file_state
-from storage.format.batch import Record, build_batch
-from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
+from storage.format.batch import (
+    BATCH_LENGTH_MIN,
+    Record,
+    build_batch,
+    read_header,
+    with_crc,
+    write_varint,
+)
+from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD, compress
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -86,6 +93,31 @@ def test_any_key_is_found_and_no_other_one(key: bytes) -> None:
     env = MemoryEnv(seed=1)
     write(env, f"{0:020}.log", batch((0, b"11", b"1"), (1, None, b"1"), (2, key, b"1")))
     assert search(env, key=key).records == 1
+
+
+@pytest.mark.parametrize("codec", [0, ZSTD])
+@pytest.mark.parametrize("key", [b"", b"1", KEY, b"k" * 5000])
+def test_a_key_is_found_however_many_bytes_its_length_has(key: bytes, codec: int) -> None:
+    env = MemoryEnv(seed=1)
+    shortest = bytearray()
+    write_varint(shortest, len(key))
+    lengths = [bytes(shortest)]
+    while len(lengths[-1]) < 5:
+        *head, last = lengths[-1]
+        lengths.append(bytes([*head, last | 0x80, 0]))
+    batches = []
+    for offset, length in enumerate(lengths):
+        body = b"\0\0\0" + length + key + b"\x02v\0"  # deltas of 0, a value, no headers
+        record = bytearray()
+        write_varint(record, len(body))
+        records = bytes(record) + body
+        header = read_header(build_batch([Record(offset, 1000, b"", b"")], codec=codec))
+        packed = compress(codec, records) if codec else records
+        batches.append(
+            bytes(with_crc(header._replace(batch_length=BATCH_LENGTH_MIN + len(packed)), packed))
+        )
+    write(env, f"{0:020}.log", *batches)
+    assert search(env, key=key).records == len(lengths)
 
 
 def test_a_batch_larger_than_a_chunk_is_searched() -> None:
