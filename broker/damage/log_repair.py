@@ -7,10 +7,10 @@ Rules
 - A skip removes one damaged range from its segment (storage/swap/remove_damage.py). It is
   durable when the broker answers, and the broker logs it. It cannot be undone; the bytes are kept
   in a file.
-- A truncation removes all records from an offset on. It aborts a running clean and changes the
-  generation of the log, so that planned work and leases of the log become invalid. The recovery
-  point is lowered durably first: after a crash the log ends at the offset, or contains records that
-  it had before. No flush raises it meanwhile.
+- A truncation removes all records from an offset on, but no part of a transaction. It aborts a
+  running clean and changes the generation of the log, so that planned work and leases of the log
+  become invalid. The recovery point is lowered durably first: after a crash the log ends at the
+  offset, or contains records that it had before. No flush raises it meanwhile.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
@@ -217,6 +217,7 @@ class LogRepair:
         async with self._pause(partition.partition, reason), partition.flushing:
             log = partition.log
             self._check_truncation(partition, offset, force=force)
+            await self._check_transactions(log, offset)
             log.lower_recovery_point(offset)
             cleaned = self._table.cleaner_offsets.get(partition.partition, 0)
             if cleaned > offset:
@@ -262,12 +263,33 @@ class LogRepair:
             )
         acknowledged = max(0, log.high_watermark - offset)
         if acknowledged and not force:
+            older_values = ""
+            if log.config.compacts:
+                older_values = (
+                    " Cleans may have removed older records of their keys: such a key is then "
+                    "gone, or has an older value again, even if it was deleted."
+                )
             raise TruncationRefusedError(
                 f"this removes offsets {offset} to {log.log_end_offset - 1} of {name}, of which "
-                f"{acknowledged} are acknowledged to producers. Nothing was changed. To remove "
-                "them, use `--force` (in the HTTP API: `force`)."
+                f"{acknowledged} are acknowledged to producers.{older_values} Nothing was changed. "
+                "To remove them, use `--force` (in the HTTP API: `force`)."
             )
         return Truncation(offset, log.log_end_offset, acknowledged)
+
+    async def _check_transactions(self, log: Log, offset: int) -> None:
+        """Raise TruncationRefusedError if the truncation would remove a part of a transaction.
+
+        If its records stayed without its marker, the next marker of the producer would decide them.
+        """
+        find = partial(log.find_transaction_over, offset)
+        transaction = await self._threads.run(log.directory, find)
+        if transaction is not None:
+            producer_id, first_offset = transaction
+            raise TruncationRefusedError(
+                f"a transaction of producer {producer_id} begins at offset {first_offset} of "
+                f"{log.partition} and does not end below offset {offset}. Truncate to offset "
+                f"{first_offset}, which removes it whole, or to an offset behind its end."
+            )
 
     async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:
         opened = partition.log

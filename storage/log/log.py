@@ -55,7 +55,7 @@ from storage.log.truncation import truncate_segments
 from storage.model import AppendInfo, SegmentFacts, TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.content_ids import write_content_ids
-from storage.segments.producer_snapshots import write_snapshot
+from storage.segments.producer_snapshots import load_states, write_snapshot
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
 
@@ -407,6 +407,17 @@ class Log:
         recovery point that it finds.
         """
         self._state.recovery_point = min(self._state.recovery_point, offset)
+
+    def find_transaction_over(self, offset: int) -> tuple[int, int] | None:
+        """Return producer id and first offset of a transaction that begins below `offset` and does
+        not end below it: the oldest. May run in a thread.
+
+        Raises StorageError, OSError.
+        """
+        state = self._state
+        states = load_states(state.env, state.directory, state.segments.since(0), offset)
+        transaction = LogProducers(states).open_transaction()
+        return None if transaction is None else transaction[:2]
 
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
         """Truncate the log to end at `offset`; return False if it already ends there or before.

@@ -8,12 +8,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.topics.end_transaction import append_marker
 from broker.topics.partition import Partition
+from broker.topics.producer_ids import Producer
 from cleaner.job import RangeDigest
 from config import exit_codes
 from storage.directory.log_directory import LogDirectory
 from storage.errors import LogDirectoryError, StorageError
-from storage.format.batch import read_header
+from storage.format.batch import TRANSACTIONAL, ControlType, Record, build_batch, read_header
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from tests.support.broker.administration import api, cli
@@ -125,6 +127,46 @@ async def test_an_impossible_truncation_is_refused(
         answered, answer = await api(broker, "POST", PATH + query, {"force": True})
         assert (answered, reason in answer["detail"]) == (status, True)
         assert offsets_in(partition.log)[-1] == 5
+
+
+async def test_no_part_of_a_transaction_is_removed(env: MemoryEnv) -> None:
+    """Without its marker, the next marker of the producer would decide about its records."""
+    producer = Producer(7, 0)
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker, 2)
+        for sequence in range(3):  # at 2, 3 and 4
+            batch = build_batch(
+                [Record(0, 0, b"k", b"v")],
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=sequence,
+                attributes=TRANSACTIONAL,
+            )
+            partition.append(memoryview(batch), read_header(batch), 0, in_transaction=True)
+        for _ in range(2):  # open, and then ended by a marker at 5
+            for end in (3, 4, 5):
+                if end == partition.log.log_end_offset:
+                    continue
+                status, answer = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
+                assert status == 409
+                assert "transaction of producer 7 begins at offset 2" in answer["detail"]
+            if partition.log.log_end_offset == 5:
+                await append_marker(partition, producer, ControlType.COMMIT, 0)
+        partition.append(memoryview(batch_of(value_at(6))), read_header(batch_of(value_at(6))), 0)
+        assert offsets_in(partition.log) == [0, 1, 2, 3, 4, 5, 6]
+        for end in (6, 2):
+            status, _ = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
+            assert status == 200
+            assert partition.log.producers.open_transaction() is None
+            assert partition.log.log_end_offset == end
+
+
+async def test_lost_values_of_a_compacted_topic_are_named(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": COMPACT}) as broker:
+        filled(broker)
+        status, answer = await api(broker, "POST", f"{PATH}?to=4")
+        assert status == 409
+        assert "has an older value again, even if it was deleted" in answer["detail"]
 
 
 async def test_an_internal_topic_is_refused(env: MemoryEnv) -> None:
