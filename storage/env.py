@@ -234,10 +234,28 @@ def write_temporary(env: Env, path: str, data: bytes, *, is_private: bool = Fals
 
 
 def put_in_place(env: Env, path: str) -> None:
-    """Do the second half of `write_file_atomically`; the result is durable."""
+    """Do the second half of `write_file_atomically`, with its errors; the result is durable."""
     temporary = f"{path}.tmp"
-    env.rename(temporary, path)
+    try:
+        rename_if_room(env, temporary, path)
+    except NoRoomError:
+        env.unlink(temporary)
+        raise
     env.sync_dir(os.path.dirname(path) or ".")
+
+
+def rename_if_room(env: Env, src: str, dst: str) -> None:
+    """Rename `src` to `dst`.
+
+    Raises NoRoomError if the folder needs another block for the new name and the disk is full,
+    otherwise OSError.
+    """
+    try:
+        env.rename(src, dst)
+    except OSError as error:
+        if is_scarcity(error):
+            raise NoRoomError(error, src) from error
+        raise
 
 
 def write_file(env: Env, path: str, data: bytes) -> None:

@@ -233,6 +233,11 @@ def is_out_of_descriptors(error: OSError) -> bool:
     return error.errno in _OUT_OF_DESCRIPTORS
 
 
+def is_no_room(error: OSError) -> bool:
+    """Return whether it is a NoRoomError or a lack of descriptors: never a failed sync."""
+    return isinstance(error, NoRoomError) or is_out_of_descriptors(error)
+
+
 class DirectoryLockedError(StorageError):
     """Another process owns the data directory."""
 
@@ -304,7 +309,7 @@ class SwapRefusedError(StorageError):
 
 
 class SwapInterruptedError(StorageError):
-    """A committed swap ran out of file descriptors. `finish_swap` completes it."""
+    """A committed swap found no room. `finish_swap` completes it."""
 
     def __init__(self, directory: str, error: OSError) -> None:
         super().__init__(f"{directory}: a swap is not finished: {error}")

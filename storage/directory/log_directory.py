@@ -34,7 +34,7 @@ from storage.errors import (
     LogDirectoryError,
     PartitionFolderError,
     is_folder_error,
-    is_out_of_descriptors,
+    is_no_room,
 )
 from storage.format import filenames
 from storage.format.checkpoints import (
@@ -106,10 +106,10 @@ class LogDirectory:
         """Return the failure for an error in a partition folder: of the folder or the directory.
 
         A missing or forbidden folder fails its partition only, unless the log directory itself is
-        missing. A lack of file descriptors is not a failure of the device.
+        missing. A lack of space or file descriptors is not a failure of the device.
         """
         reason = f"{action} {folder}: {error}"
-        is_of_folder = is_folder_error(error) or is_out_of_descriptors(error)
+        is_of_folder = is_folder_error(error) or is_no_room(error)
         if is_of_folder and self._env.is_dir(self.path):
             return PartitionFolderError(folder, reason)
         return LogDirectoryError(self.path, reason)

@@ -1,13 +1,16 @@
 """Delayed deletion of segment files: rename them at once, unlink them later.
 
 A file whose name ends in `.deleted` is not part of a log; recovery removes it at once. The delay
-lets other programs finish reading, as in Kafka.
+lets other programs finish reading, as in Kafka. On a full disk the folder may have no room for the
+longer name: then the file is unlinked at once, which makes room. Nothing opens a file by its
+`.deleted` name, and files that are open stay readable.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from storage.env import Env
+from storage.env import Env, rename_if_room
+from storage.errors import NoRoomError
 from storage.format import filenames
 
 
@@ -51,10 +54,11 @@ class ScheduledDeletions:
         *,
         in_durable_order: bool = False,
     ) -> None:
-        """Rename all files of these segments; they are due after the delay. Raises OSError.
+        """Rename all files of these segments; they are due after the delay.
 
         The .log file is first: if we crash midway, its orphaned indexes are harmless.
         `in_durable_order` makes the removal of each segment durable before that of the next.
+        Raises OSError.
         """
         names = set(self._env.listdir(self._directory))
         for base_offset in base_offsets:
@@ -64,14 +68,21 @@ class ScheduledDeletions:
                     continue
                 path = f"{self._directory}/{name}"
                 try:
-                    self._env.rename(path, path + filenames.DELETED)
+                    self._remove(path, delay)
                 except FileNotFoundError:
                     if kind != filenames.KEYS:
                         raise
-                    continue  # a worker has removed the index meanwhile
-                self._due.append((delay, path + filenames.DELETED))
+                    # A worker has removed the index meanwhile.
             if in_durable_order:
                 self._env.sync_dir(self._directory)
+
+    def _remove(self, path: str, delay: Delay) -> None:
+        try:
+            rename_if_room(self._env, path, path + filenames.DELETED)
+        except NoRoomError:
+            self._env.unlink(path)
+        else:
+            self._due.append((delay, path + filenames.DELETED))
 
     def take_due(self, now_ms: int) -> list[str]:
         """Remove and return the files that are due; the caller unlinks them."""

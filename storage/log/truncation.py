@@ -30,7 +30,8 @@ def truncate_segments(
     )
     if len(going) == len(segments):
         limits = index_limits(state.config)
-        segments.replace(going, [Segment(env, state.directory, offset, limits, create=True)])
+        first = Segment.begin(env, state.directory, offset, limits, is_first=True)
+        segments.replace(going, [first])
     else:
         segments.replace(going, ())
         _cut_active(segments.active, offset, cut)

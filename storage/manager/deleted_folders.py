@@ -14,14 +14,13 @@ from storage.directory.cluster_metadata import ClusterMetadata
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder
-from storage.env import Env
+from storage.env import Env, rename_if_room
 from storage.errors import (
     NoRoomError,
     PartitionFolderError,
     StorageError,
     is_folder_error,
     is_out_of_descriptors,
-    is_scarcity,
 )
 from storage.format import filenames
 from storage.log.deletion import Delay
@@ -72,15 +71,11 @@ class DeletedFolders:
         delay_ms = 0 if at_once else self._delay_ms()
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
         try:
-            self._env.rename(log_directory.file(str(partition)), log_directory.file(name))
+            rename_if_room(self._env, log_directory.file(str(partition)), log_directory.file(name))
         except FileNotFoundError:
             if not self._env.is_dir(log_directory.path):
                 raise
             # The folder was removed by hand: the purge finds nothing and confirms that.
-        except OSError as error:
-            if is_scarcity(error):
-                raise NoRoomError(error, log_directory.path) from error
-            raise
         delay = Delay(self._env.wall_ms(), delay_ms)
         path = log_directory.file(name)
         folder = DeletedFolder(delay, path, partition.topic, topic_id)

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from storage.directory.log_directory import LogDirectory
-from storage.env import Env, File, write_file
+from storage.env import Env, File, rename_if_room, write_file
 from storage.errors import LogDirectoryError, NoRoomError, StorageError, is_scarcity
 from storage.format import filenames
 from storage.format.batch import walk_headers
@@ -254,10 +254,10 @@ class ReplicaCopy:
         assert self.log is not None
         folder = self.log_directory.file(str(self.source.partition))
         try:
-            self._env.rename(self.folder, folder)
+            rename_if_room(self._env, self.folder, folder)
+        except NoRoomError:
+            raise
         except OSError as error:
-            if is_scarcity(error):
-                raise NoRoomError(error, folder) from error
             raise self.log_directory.failure(folder, "move to", error) from error
         self.log.replace_replica(self.source, folder)
         return self.log

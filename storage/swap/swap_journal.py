@@ -28,13 +28,14 @@ from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from storage.env import Env, put_in_place, write_temporary
+from storage.env import Env, put_in_place, rename_if_room, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     NoRoomError,
     SwapInterruptedError,
     SwapRefusedError,
     UnfinishedSwapError,
+    is_no_room,
     is_out_of_descriptors,
 )
 from storage.format import filenames, sealed_json
@@ -193,16 +194,14 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
         journal = _checked(env, plan)
         _prepare(env, plan.directory, journal)
     except OSError as error:
-        # Also NoRoomError. After a failed sync nothing is certain.
-        if not isinstance(error, NoRoomError) and not is_out_of_descriptors(error):
-            raise
+        if not is_no_room(error):
+            raise  # after a failed sync nothing is certain
         raise SwapRefusedError(plan.directory, f"no room for its journal: {error}") from error
     try:
         _commit(env, plan.directory, journal)
         _carry_out(env, plan.directory, journal)
     except OSError as error:
-        # A rename needs no descriptor: the journal has its name.
-        if not is_out_of_descriptors(error):
+        if not is_no_room(error):
             raise
         raise SwapInterruptedError(plan.directory, error) from error
 
@@ -210,15 +209,14 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
 def finish_swap(env: Env, plan: SwapPlan) -> None:
     """Continue a swap that raised SwapInterruptedError; may run in a thread.
 
-    Raises NoRoomError if there are still no file descriptors, and can then be called again. Raises
-    OSError.
+    Raises NoRoomError if there is still no room, and can then be called again. Raises OSError.
     """
     deletes = tuple(Delete(name, 0) for name in plan.deletes)
     try:
         env.sync_dir(plan.directory)  # the name of the journal
         _carry_out(env, plan.directory, Journal(plan.job_id, plan.renames, deletes))
     except OSError as error:
-        if not is_out_of_descriptors(error):
+        if not is_no_room(error):
             raise
         raise NoRoomError(error, plan.directory) from error
 
@@ -264,8 +262,11 @@ def _prepare(env: Env, directory: str, journal: Journal) -> None:
 
 
 def _commit(env: Env, directory: str, journal: Journal) -> None:
-    """Rename the journal durably; this commits the swap."""
-    put_in_place(env, os.path.join(directory, journal.file_name))
+    """Rename the journal durably; this commits the swap. Raises SwapRefusedError, OSError."""
+    try:
+        put_in_place(env, os.path.join(directory, journal.file_name))
+    except NoRoomError as error:  # it was not renamed
+        raise SwapRefusedError(directory, f"no room for its journal: {error}") from error
 
 
 def _carry_out(env: Env, directory: str, journal: Journal) -> None:
@@ -273,8 +274,8 @@ def _carry_out(env: Env, directory: str, journal: Journal) -> None:
     names = set(env.listdir(directory))
     for rename in journal.renames:
         if rename.source in names:
-            env.rename(
-                os.path.join(directory, rename.source), os.path.join(directory, rename.target)
+            rename_if_room(
+                env, os.path.join(directory, rename.source), os.path.join(directory, rename.target)
             )
     env.sync_dir(directory)
     for delete in journal.deletes:

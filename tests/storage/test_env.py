@@ -23,7 +23,7 @@ from storage.env import (
     write_file,
     write_file_atomically,
 )
-from storage.errors import DirectoryLockedError, is_folder_error
+from storage.errors import DirectoryLockedError, NoRoomError, is_folder_error
 from tests.support.os_errors import raises_errno
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -287,6 +287,18 @@ def test_a_file_is_replaced_atomically_and_leaves_no_temporary(env: Env, root: s
         write_file_atomically(env, path, data)
         assert env.read_file(path) == data
     assert env.listdir(root) == ["checkpoint"]
+
+
+def test_a_file_is_not_replaced_if_there_is_no_room_for_its_name() -> None:
+    env = MemoryEnv(seed=1)
+    env.mkdir("/d")
+    full = env.fail_on(lambda operation, path: operation == "rename", errno.ENOSPC)
+    with pytest.raises(NoRoomError):
+        write_file_atomically(env, "/d/a", b"new")
+    assert env.listdir("/d") == []
+    full.remove()
+    write_file_atomically(env, "/d/a", b"new")
+    assert env.listdir("/d") == ["a"]
 
 
 @pytest.mark.parametrize(

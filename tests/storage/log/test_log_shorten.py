@@ -1,6 +1,7 @@
 """Retention, deleted records, truncation and swapped segments, on a log with files."""
 
 import errno
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from storage.errors import (
     LogDirectoryError,
     NoRoomError,
     OffsetOutOfRangeError,
+    PartitionFolderError,
 )
-from storage.format.filenames import INDEX, KEYS, LOG, SNAPSHOT, TIME_INDEX, file_name
+from storage.format.filenames import FILE_KINDS, INDEX, KEYS, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log.log import Log
 from storage.segments.expiry import ExpiryReason
 from storage.swap.swap_journal import execute_swap
@@ -24,6 +26,7 @@ from tests.support.storage.logs import (
     append,
     cleaned,
     fill,
+    headers_of,
     loaded_segment,
     offsets_in,
     open_log,
@@ -31,7 +34,7 @@ from tests.support.storage.logs import (
     publish,
     segments_of,
 )
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.storage.timestamps import first_of_largest
 
 
@@ -148,6 +151,49 @@ def test_retention_makes_room_on_a_full_disk(env: MemoryEnv) -> None:
     full.remove()
     assert len(log.retention.expire(NOW_MS + 1001)) == 1
     assert segments_of(log) == [(22, 0)]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("kinds", [(LOG,), (INDEX,), (TIME_INDEX,), (SNAPSHOT,), FILE_KINDS])
+def test_retention_unlinks_the_files_for_whose_longer_names_there_is_no_room(
+    env: MemoryEnv, kinds: tuple[str, ...], error: int
+) -> None:
+    """A folder without a free place needs another block for a longer name."""
+    log = five_segments(env)
+    data = log.reader.read(5, 1000, end_offset=22)
+    log.delete_records(11)
+    suffixes = tuple(f"{kind}.deleted" for kind in kinds)
+    env.fail_on(lambda op, path: op == "rename" and path.endswith(suffixes), error)
+    log.retention.expire(NOW_MS)
+    assert bases(log) == [10, 15, 20]
+    renamed = [file_name(5, kind) for kind in (LOG, INDEX, TIME_INDEX, SNAPSHOT)]
+    present = [name for name in names(env) if name.startswith(f"{5:020}")]
+    assert present == sorted(f"{name}.deleted" for name in renamed if not name.endswith(kinds))
+    assert headers_of(data.read())[0].base_offset == 5
+    log.retention.purge_deleted(NOW_MS + 60_000)
+    assert min(names(env)) == file_name(10, INDEX)
+
+
+@pytest.mark.parametrize("step", range(8))  # two segments with four files
+def test_a_crash_after_a_rename_without_room_leaves_no_gap(step: int) -> None:
+    """Wherever it comes: no segment returns without the newer ones."""
+    for seed in range(10):
+        for later in range(1, 6):
+            env = MemoryEnv(seed)
+            log = five_segments(env)
+            log.flush()
+            log.delete_records(11)
+            renames = iter(range(100))
+            env.fail_on(
+                lambda op, _, renames=renames: op == "rename" and next(renames) == step,
+                errno.ENOSPC,
+            )
+            env.crash_at = env.operations + step + later
+            with suppress(SimulatedCrash):
+                log.retention.expire(NOW_MS)
+            offsets = offsets_in(open_log(env.crash()))
+            assert offsets == list(range(offsets[0], 22)), env
+            assert offsets[0] in (0, 5, 10), env
 
 
 def test_retention_moves_the_log_start_and_the_epochs(env: MemoryEnv) -> None:
@@ -284,6 +330,28 @@ def test_truncation_survives_a_loss_of_power() -> None:
         log.truncate_to(7, now_ms=NOW_MS)
         after = open_log(env.crash())
         assert offsets_in(after) == list(range(7)), env
+
+
+def test_a_truncation_needs_no_room_for_longer_names(env: MemoryEnv) -> None:
+    log = five_segments(env)
+    log.flush()
+    env.fail_on(lambda op, path: op == "rename" and path.endswith(".deleted"), errno.ENOSPC)
+    log.truncate_to(7, now_ms=NOW_MS)
+    assert offsets_in(log) == offsets_in(open_log(env.crash())) == list(range(7))
+
+
+def test_a_truncation_without_room_for_a_new_segment_fails_its_partition_only(
+    env: MemoryEnv,
+) -> None:
+    log = five_segments(env)
+    log.delete_records(12)
+    log.retention.expire(NOW_MS)
+    full = env.fail_on(lambda op, path: op == "open" and not env.exists(path), errno.ENOSPC)
+    with pytest.raises(PartitionFolderError):
+        log.truncate_to(3, now_ms=NOW_MS)
+    assert log.log_directory.is_online
+    full.remove()
+    assert offsets_in(open_log(env.crash())) == []
 
 
 @pytest.mark.parametrize("step", range(9))  # three segments with three files

@@ -86,6 +86,7 @@ def prepared(env: MemoryEnv) -> SwapPlan:
         (("pwrite", ".tmp"), errno.EDQUOT),
         (("listdir", ""), errno.EMFILE),
         (("sync_dir", ""), errno.EMFILE),
+        (("rename", ".journal"), errno.ENOSPC),
     ],
 )
 def test_a_swap_that_finds_no_room_for_its_journal_is_refused_and_changes_nothing(
@@ -102,10 +103,8 @@ def test_a_swap_that_finds_no_room_for_its_journal_is_refused_and_changes_nothin
     assert not recover_swap(env, FOLDER).changed
 
 
-@pytest.mark.parametrize("operation", ["sync", "sync_dir", "rename"])
-def test_a_sync_or_a_commit_that_failed_for_want_of_room_is_no_refusal(
-    env: MemoryEnv, operation: str
-) -> None:
+@pytest.mark.parametrize("operation", ["sync", "sync_dir"])
+def test_a_sync_that_failed_for_want_of_room_is_no_refusal(env: MemoryEnv, operation: str) -> None:
     plan = prepared(env)
     env.fail_on(lambda op, path: op == operation, errno.ENOSPC)
     with raises_errno(errno.ENOSPC) as caught:
@@ -142,6 +141,30 @@ def test_a_swap_that_runs_out_of_descriptors_is_finished_when_there_are_some(
     assert results[file_name(0, LOG)] == content("new", 0, LOG)
     assert not names_of(100, LOG, INDEX) & set(results)
     assert not recover_swap(env.crash(), FOLDER).changed
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("renamed", range(3))
+def test_a_swap_without_room_for_a_new_name_is_finished_when_there_is_some(
+    env: MemoryEnv, renamed: int, is_restarted: bool
+) -> None:
+    plan = prepared(env)
+    full = env.fail_on(
+        lambda op, path: op == "rename" and path.endswith(plan.renames[renamed].target),
+        errno.ENOSPC,
+    )
+    with pytest.raises(SwapInterruptedError):
+        execute_swap(env, plan)
+    with pytest.raises(NoRoomError):
+        finish_swap(env, plan)
+    if is_restarted:
+        env = env.crash()
+        assert recover_swap(env, FOLDER).redone == (RUN,)
+    else:
+        full.remove()
+        finish_swap(env, plan)
+    assert folder(env)[file_name(0, LOG)] == content("new", 0, LOG)
+    assert not names_of(100, LOG, INDEX) & set(folder(env))
 
 
 def test_a_plan_renames_outputs_and_deletes_sources_that_no_output_overwrites() -> None:
