@@ -1,4 +1,4 @@
-"""Threads that check large produced batches, decompress batches, and compress them again.
+"""Threads that check large produced batches, decompress batches, search them, and compress them.
 
 Rules. A request of 60 KB can become 60 MB, so decompression has threads of its own: no other work
 waits for it. Clients share them (fair_slots.py). A thread stays occupied until its work is done,
@@ -17,11 +17,20 @@ from typing import Final, TypeVar
 
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import run_to_end
+from storage.format.batch import HEADER_BYTES, BatchHeader
+from storage.format.compression import may_exceed
 
 _Result = TypeVar("_Result")
 
 THREADS_MAX: Final = 32  # as in asyncio's own executor
 LARGE_BYTES: Final = 64 << 20  # the default of varve.decompressed.batch.bytes
+
+
+def may_be_large(batch: bytes | memoryview, header: BatchHeader, limit_bytes: int) -> bool:
+    """Return whether a batch may unpack to more than LARGE_BYTES, and its topic permits that."""
+    return limit_bytes > LARGE_BYTES and may_exceed(
+        header.codec, memoryview(batch)[HEADER_BYTES:], LARGE_BYTES
+    )
 
 
 class UnpackThreads:
@@ -49,7 +58,7 @@ class UnpackThreads:
         await _acquire_all(slots, client)
         spent: list[int] = []
         task = asyncio.get_running_loop().run_in_executor(
-            self._pool, partial(_measured, work, spent)
+            self._pool, partial(measured, work, spent)
         )
 
         def release(_: object) -> None:
@@ -77,7 +86,8 @@ async def _acquire_all(slots: tuple[FairSlots, ...], client: Hashable) -> None:
         raise
 
 
-def _measured(work: Callable[[], _Result], spent: list[int]) -> _Result:
+def measured(work: Callable[[], _Result], spent: list[int]) -> _Result:
+    """Run work, and append the processor time of this thread in ns."""
     began = time.thread_time_ns()
     try:
         return work()

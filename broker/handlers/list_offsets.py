@@ -6,6 +6,7 @@ from typing import Final
 
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
+from broker.event_loop.unpack_threads import may_be_large, measured
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.partition import Partition
@@ -28,7 +29,7 @@ from storage.errors import StorageError
 from storage.log.log_reader import LogReader
 from storage.model import TimestampOffset, TopicPartition
 from storage.segments.index_load import IndexLoad
-from storage.segments.timestamp_lookup import Search
+from storage.segments.timestamp_lookup import HeaderScan, Search, TimestampScan
 from storage.view.view_log import CompactedViewLog
 
 # Special timestamps (KIP-79, KIP-734, KIP-405, KIP-1005).
@@ -79,9 +80,11 @@ class ListOffsetsHandler:
     """The handler of ListOffsets."""
 
     def __init__(self) -> None:
-        # One thread of a data directory decodes a batch or reads headers at a time: it competes
-        # with the loop for the interpreter.
+        # One thread of a data directory reads headers at a time: it competes with the loop for the
+        # interpreter.
         self._scanning: defaultdict[str, FairSlots] = defaultdict(partial(FairSlots, 1))
+        # Batches of a data directory that are in memory. Two, because one client gets half.
+        self._decoding: defaultdict[str, FairSlots] = defaultdict(partial(FairSlots, 2))
 
     async def list_offsets(
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
@@ -184,7 +187,7 @@ class ListOffsetsHandler:
     async def _run_search(
         self, context: RequestContext, search: Search, folder: str
     ) -> TimestampOffset | None:
-        """Run a search in a partition folder; a thread decodes batches and reads headers."""
+        """Run a search in a partition folder; threads do what takes long."""
         threads = context.services.directory_threads
         directory = threads.directory_of(folder)
         try:
@@ -193,13 +196,38 @@ class ListOffsetsHandler:
                 match = None
                 if isinstance(step, IndexLoad):
                     await threads.run(directory, step.run)
+                elif isinstance(step, HeaderScan):
+                    await self._scan_headers(context, step, directory)
                 else:
-                    async with self._scanning[directory].slot(context.client):
-                        match = await threads.run(directory, step.run)
+                    match = await self._scan_batch(context, step, directory)
                 step = search.send(match)
         except StopIteration as stop:
             result: TimestampOffset | None = stop.value
             return result
+
+    async def _scan_headers(
+        self, context: RequestContext, scan: HeaderScan, directory: str
+    ) -> None:
+        services = context.services
+        spent: list[int] = []
+        async with self._scanning[directory].slot(context.client):
+            try:
+                await services.directory_threads.run(directory, partial(measured, scan.run, spent))
+            finally:
+                services.quotas.charge_thread(context.meters, sum(spent))
+
+    async def _scan_batch(
+        self, context: RequestContext, scan: TimestampScan, directory: str
+    ) -> TimestampOffset | None:
+        services = context.services
+        async with self._decoding[directory].slot(context.client):
+            batch = await services.directory_threads.run(directory, scan.read)
+            return await services.unpack_threads.run(
+                context.client,
+                partial(scan.find, batch),
+                partial(services.quotas.charge_thread, context.meters),
+                is_large=may_be_large(batch.buffer, batch.header, scan.limit_bytes),
+            )
 
 
 async def offset_for_leader_epoch(

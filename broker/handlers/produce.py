@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.event_loop.directory_writer import ChangePendingError
 from broker.event_loop.loop_turns import Turns, run_in_turns, run_to_end
-from broker.event_loop.unpack_threads import LARGE_BYTES
+from broker.event_loop.unpack_threads import may_be_large
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation, ResourceType
@@ -56,14 +56,12 @@ from storage.errors import (
     UnsupportedMagicError,
 )
 from storage.format.batch import (
-    HEADER_BYTES,
     TRANSACTIONAL,
     BatchHeader,
     stamp_log_append_time,
     unpack_header,
 )
 from storage.format.batch import read_header as read_batch_header
-from storage.format.compression import may_exceed
 from storage.format.recompression import needs_recompression, recompress
 from storage.format.validation import (
     check_produced,
@@ -399,7 +397,9 @@ async def _append_in_turn(
                 context.client,
                 partial(_prepare, batch, config, hash_key),
                 note_cpu,
-                is_large=_is_large(batch, config),
+                is_large=may_be_large(
+                    batch.records, batch.header, config.varve_decompressed_batch_bytes
+                ),
             )
             async with partition.turn_to_append(ready.records, ready.header, batch.now_ms):
                 # Meanwhile a topic may become compacted, and a roll begins the keys of a segment.
@@ -433,13 +433,6 @@ def _prepare(
     if len(records) > LARGE_BATCH_BYTES and config.message_timestamp_type == LOG_APPEND_TIME_TYPE:
         stamp_log_append_time(records, 0, now_ms)
     return batch._replace(records=records, header=read_batch_header(records)), keys
-
-
-def _is_large(batch: _Batch, config: TopicConfig) -> bool:
-    """Return whether a batch may unpack to more than a batch of most topics."""
-    return config.varve_decompressed_batch_bytes > LARGE_BYTES and may_exceed(
-        batch.header.codec, batch.records[HEADER_BYTES:], LARGE_BYTES
-    )
 
 
 def _append(

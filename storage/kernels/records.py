@@ -1,8 +1,8 @@
-"""Check the decompressed records of a produced batch.
+"""Check the decompressed records of a produced batch, or find one of them by its timestamp.
 
 Rules: trusts no length; returns a code and the indexes of invalid records, and raises nothing.
-Checks everything that the cleaner relies on later: the offset deltas are 0, 1, 2, ..., all fields
-are inside their record, and the records fill the batch.
+The check covers all that the cleaner relies on later: the offset deltas are 0, 1, 2, ..., all
+fields are inside their record, and the records fill the batch.
 
 Layout: "Record" of the Kafka protocol guide.
 """
@@ -33,6 +33,17 @@ class RecordRules(NamedTuple):
     first_ms: int
     last_ms: int
     needs_keys: bool
+
+
+class TimestampTarget(NamedTuple):
+    """The record to find in a batch: the first one of those at or after a time in ms."""
+
+    base_timestamp: int  # of the batch header
+    has_one_timestamp: bool  # LogAppendTime: the base timestamp, whatever the deltas
+    first_delta: int  # the offset delta from which on records count
+    last_delta: int  # of the batch header
+    at_least_ms: int
+    is_largest: bool  # of these, the first one with the largest timestamp
 
 
 VALID: Final = int(RecordCode.VALID)
@@ -138,10 +149,50 @@ def check_records_kernel(
     return code, failures
 
 
+@kernel
+def find_timestamp_kernel(
+    buf: Bytes, record_count: int, target: TimestampTarget
+) -> tuple[int, int, int]:
+    """Find the target among `record_count` records -> (code, offset delta, timestamp).
+
+    The delta is -1 if there is no such record. Records behind a first match are not checked;
+    without `is_largest` the walk ends there.
+    """
+    best_delta, best_ms = -1, 0
+    last_delta = -1
+    at = 0
+    end = buf.shape[0]
+    for _ in range(record_count):
+        at, time_delta, offset_delta, _ = read_record(buf, at, end)
+        if at < 0:
+            return MALFORMED, -1, 0
+        if offset_delta <= last_delta or offset_delta > target.last_delta:
+            return OFFSETS, -1, 0
+        last_delta = offset_delta
+        if target.has_one_timestamp:
+            time_delta = 0
+        if is_outside(target.base_timestamp, time_delta, SMALLEST_INT64, LARGEST_INT64):
+            return TIMESTAMP, -1, 0
+        timestamp = target.base_timestamp + time_delta
+        if offset_delta < target.first_delta or timestamp < target.at_least_ms:
+            continue
+        if best_delta < 0 or timestamp > best_ms:
+            best_delta, best_ms = offset_delta, timestamp
+            if not target.is_largest:
+                return VALID, best_delta, best_ms
+    if at != end:
+        return LEFT_OVER, -1, 0
+    return VALID, best_delta, best_ms
+
+
 def warm_up_records() -> None:
-    """Compile the check, or load it from the cache."""
+    """Compile the kernels of this module, or load them from the cache."""
     buf = np.frombuffer(b"\x0c" + bytes(6), dtype=np.uint8)
     failed = np.zeros(1, dtype=np.int64)
     rules = RecordRules(0, SMALLEST_INT64, LARGEST_INT64, needs_keys=True)
     code, _ = check_records_kernel(buf, 1, rules, failed)
     assert code == VALID
+    target = TimestampTarget(
+        0, has_one_timestamp=False, first_delta=0, last_delta=0, at_least_ms=0, is_largest=False
+    )
+    assert find_timestamp_kernel(buf, 1, target) == (VALID, 0, 0)

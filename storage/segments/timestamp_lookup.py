@@ -7,7 +7,8 @@ search longer, but not wrong.
 A search is a generator: it yields each batch that has to be decoded, each long run of headers, and
 each index that has to be loaded. All of these take long and do not change the log, so they may run
 in a thread: some kilobytes may decompress to millions of records, and the time index leads to the
-first of millions of headers if an early record has a later timestamp than all of them.
+first of millions of headers if an early record has a later timestamp than all of them. A compiled
+kernel, which does not occupy the interpreter, walks over the records.
 """
 
 from collections.abc import Generator
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from storage.env import File
 from storage.errors import CorruptBatchError, DecompressionLimitError
-from storage.format.batch import Record, iterate_records
+from storage.format.batch import unpack_records
 from storage.model import TimestampOffset
 from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, read_batch
 from storage.segments.index_load import IndexLoad
@@ -39,32 +40,44 @@ class TimestampScan(NamedTuple):
     log_start_offset: int
     limit_bytes: int  # the maximum decompressed size
 
-    def run(self) -> TimestampOffset | None:
-        """Read and decode the batch; may run in a thread.
+    def read(self) -> ScannedBatch:
+        """Read the batch; may run in a thread. Raises CorruptBatchError and OSError."""
+        return read_batch(self.file, self.position)
+
+    def find(self, batch: ScannedBatch) -> TimestampOffset | None:
+        """Find the record in the batch; may run in a thread.
 
         For a batch above the limit, return its first offset and largest timestamp. Raises
-        CorruptBatchError and OSError.
+        CorruptBatchError and UnsupportedCompressionError.
         """
-        best: Record | None = None
-        whole = read_batch(self.file, self.position)
-        header = whole.header
+        import numpy as np  # not loaded by commands that only import this module
+
+        from storage.kernels.records import RecordCode, TimestampTarget, find_timestamp_kernel
+
+        header = batch.header
+        epoch = header.partition_leader_epoch
         try:
-            for record in iterate_records(whole.buffer, header, limit_bytes=self.limit_bytes):
-                if record.offset < self.log_start_offset:
-                    continue
-                if self.at_least_ms is not None:
-                    if record.timestamp >= self.at_least_ms:
-                        best = record
-                        break
-                elif record.timestamp > (-1 if best is None else best.timestamp):
-                    best = record
+            data = unpack_records(batch.buffer, header, batch.at, self.limit_bytes)
         except DecompressionLimitError:
             # Consumers can read the batch. Its first offset may be too early, but skips no record.
             first_offset = max(header.base_offset, self.log_start_offset)
-            best = Record(first_offset, header.max_timestamp, None, None)
-        if best is None:
+            return TimestampOffset(header.max_timestamp, first_offset, epoch)
+        is_append_time = header.is_log_append_time
+        target = TimestampTarget(
+            header.max_timestamp if is_append_time else header.base_timestamp,
+            has_one_timestamp=is_append_time,
+            first_delta=self.log_start_offset - header.base_offset,
+            last_delta=header.last_offset_delta,
+            at_least_ms=0 if self.at_least_ms is None else self.at_least_ms,
+            is_largest=self.at_least_ms is None,
+        )
+        buf = np.frombuffer(data, dtype=np.uint8)
+        code, delta, timestamp_ms = find_timestamp_kernel(buf, header.record_count, target)
+        if code != RecordCode.VALID:
+            raise CorruptBatchError("a record is malformed", batch.position, self.file.path)
+        if delta < 0:
             return None
-        return TimestampOffset(best.timestamp, best.offset, header.partition_leader_epoch)
+        return TimestampOffset(timestamp_ms, header.base_offset + delta, epoch)
 
 
 class HeaderScan:

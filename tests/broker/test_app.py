@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,18 +22,13 @@ from protocol.messages import (
     CreateTopicsRequest,
     CreateTopicsRequestTopic,
     CreateTopicsResponse,
-    ListOffsetsRequest,
-    ListOffsetsRequestPartition,
-    ListOffsetsRequestTopic,
-    ListOffsetsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
 )
 from storage.format import filenames
 from storage.format.batch import Record, build_batch, read_header
-from storage.model import TimestampOffset, TopicPartition
-from storage.segments.timestamp_lookup import TimestampScan
+from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings, client_of
 from tests.support.broker.http_client import get
 from tests.support.ports import free_port
@@ -264,41 +258,6 @@ async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> 
         assert isinstance(grown, CreatePartitionsResponse)
         assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
         assert broker.coordinators.offsets_topic.partition_count == 3
-
-
-async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
-    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_in: list[int] = []
-    run = TimestampScan.run
-
-    def noted(look: TimestampScan) -> TimestampOffset | None:
-        looked_in.append(threading.get_ident())
-        return run(look)
-
-    monkeypatch.setattr(TimestampScan, "run", noted)
-    async with broker_in_memory(env) as broker:
-        topic = await broker.metadata_service.create("timed", 1, {})
-        batch = memoryview(batch_of(b"a", b"b", timestamps=[10, 20]))
-        topic.partitions[0].append(batch, read_header(batch), 0)
-        with client_of(broker) as client:
-
-            async def search(*timestamps: int) -> list[tuple[int, int]]:
-                partitions = [
-                    ListOffsetsRequestPartition(partition_index=0, timestamp=timestamp)
-                    for timestamp in timestamps
-                ]
-                topics = [ListOffsetsRequestTopic(name="timed", partitions=partitions)]
-                request = ListOffsetsRequest(topics=topics)
-                answer = await asyncio.to_thread(client.request, ApiKey.LIST_OFFSETS, 7, request)
-                assert isinstance(answer, ListOffsetsResponse)
-                return [(row.error_code, row.offset) for row in answer.topics[0].partitions]
-
-            assert await search(11) == await search(-3) == [(0, 1)]
-            # As in Kafka: one request costs at most one search in a partition.
-            assert await search(11, -3) == [(ErrorCode.INVALID_REQUEST, -1)] * 2
-    assert len(looked_in) == 2
-    assert threading.get_ident() not in looked_in
 
 
 # --- HTTP and systemd -----------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.event_loop import unpack_threads
 from broker.event_loop.unpack_threads import UnpackThreads
-from broker.handlers import produce
 from storage.format.batch import Record, build_batch
 from storage.format.compression import ZSTD
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of
@@ -120,7 +120,7 @@ async def test_a_batch_is_large_if_its_topic_permits_it_and_it_may_be(
         return run(self, *arguments, is_large=is_large)
 
     monkeypatch.setattr(UnpackThreads, "run", note)
-    monkeypatch.setattr(produce, "LARGE_BYTES", 2 << 20)
+    monkeypatch.setattr(unpack_threads, "LARGE_BYTES", 2 << 20)
     large, small = "3000000", "2097152"
     topics = {
         name: {"keys": {"cleanup.policy": "compact", "varve.decompressed.batch.bytes": size}}

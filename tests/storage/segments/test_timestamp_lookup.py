@@ -1,13 +1,33 @@
 """Records by time: the answer is a record that is there, with its own timestamp."""
 
 import random
+import sys
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from storage.format.batch import Record, build_batch, read_header
+from storage.env import File
+from storage.errors import CorruptBatchError, DecompressionLimitError
+from storage.format.batch import (
+    BATCH_LENGTH_MIN,
+    HEADER_BYTES,
+    LARGEST_INT64,
+    LOG_APPEND_TIME,
+    NO_PRODUCER_ID,
+    BatchHeader,
+    Record,
+    build_batch,
+    encode_record,
+    iterate_records,
+    read_header,
+)
+from storage.format.compression import compress
 from storage.log.log import Log
+from storage.model import TimestampOffset
 from storage.segments import timestamp_lookup
+from storage.segments.batch_scan import ScannedBatch
 from storage.segments.timestamp_lookup import HEADERS_AT_ONCE, HeaderScan, TimestampScan
 from tests.support.storage.empty_batch import empty_batch
 from tests.support.storage.logs import SMALL, append, append_batch, batch_of, open_log, read_records
@@ -170,6 +190,127 @@ def test_records_without_timestamps_are_not_found(env: MemoryEnv) -> None:
     append(log, b"v", timestamp=-1)
     assert found_at(log, 0) is None
     assert largest(log) is None
+
+
+def plain_walk(scan: TimestampScan, batch: ScannedBatch) -> TimestampOffset | None:
+    """Search a batch record by record, in Python."""
+    header, best = batch.header, None
+    epoch = header.partition_leader_epoch
+    try:
+        for record in iterate_records(batch.buffer, header, limit_bytes=scan.limit_bytes):
+            if record.offset < scan.log_start_offset:
+                continue
+            found = TimestampOffset(record.timestamp, record.offset, epoch)
+            if scan.at_least_ms is not None:
+                if record.timestamp >= scan.at_least_ms:
+                    return found
+            elif record.timestamp > (-1 if best is None else best.timestamp_ms):
+                best = found
+    except DecompressionLimitError:
+        first_offset = max(header.base_offset, scan.log_start_offset)
+        return TimestampOffset(header.max_timestamp, first_offset, epoch)
+    return best
+
+
+def any_batch(rng: random.Random) -> ScannedBatch:
+    """Return a batch that may be damaged; its checksum does not matter."""
+    count = rng.randrange(8)
+    step = rng.choice((1, 1, 5))
+    deltas = [number * step + rng.randrange(step) for number in range(count)]
+    if rng.random() < 0.1:
+        rng.shuffle(deltas)
+    text = (None, b"", b"text", bytes(200))
+    data = bytearray()
+    for delta in deltas:
+        headers = ((rng.choice(("", "name", b"\xff")), rng.choice(text)),) * rng.choice((0, 0, 2))
+        record = Record(0, 0, rng.choice(text), rng.choice(text), headers)
+        time_delta = rng.choice((rng.randrange(-50, 50), 0, 0, 1 << 40, LARGEST_INT64))
+        data += encode_record(record, delta, time_delta)
+    if data and rng.random() < 0.3:
+        data[rng.randrange(len(data))] = rng.choice((0, 1, 2, 127, 128, 255, rng.randrange(256)))
+    if rng.random() < 0.2:
+        data = data[: rng.randrange(len(data) + 1)] + bytes(rng.choice((0, 0, 1, 7)))
+    codec = rng.randrange(5)
+    packed = compress(codec, data)
+    header = BatchHeader(
+        base_offset=rng.choice((0, 100)),
+        batch_length=BATCH_LENGTH_MIN + len(packed),
+        partition_leader_epoch=rng.randrange(3),
+        magic=2,
+        crc=0,
+        attributes=codec | rng.choice((0, 0, LOG_APPEND_TIME)),
+        last_offset_delta=max([*deltas, 0]) + rng.choice((0, 0, 0, 3, -1)),
+        base_timestamp=rng.choice((-1, 40, 40, 40, 1 << 40, LARGEST_INT64)),
+        max_timestamp=rng.choice((-1, 60, 60)),
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=-1,
+        base_sequence=-1,
+        record_count=max(0, count + rng.choice((0, 0, 0, 0, 1, -1))),
+    )
+    return ScannedBatch(0, header, bytes(HEADER_BYTES) + packed, 0)
+
+
+def any_scan(rng: random.Random, file: File, base_offset: int) -> TimestampScan:
+    return TimestampScan(
+        file,
+        0,
+        rng.choice((None, None, -5, 0, 30, 45, 60, 61, 1 << 40, -LARGEST_INT64 - 1)),
+        rng.choice((0, base_offset, base_offset + rng.randrange(9), LARGEST_INT64)),
+        rng.choice((1 << 20, 1 << 20, 100)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_search_in_a_batch_agrees_with_a_plain_walk_over_its_records(
+    env: MemoryEnv, seed: int
+) -> None:
+    """Also in a damaged batch: a record in front of the damage is found, if it is the first."""
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    file = open_log(env).segments.active.file
+    outcomes: set[str] = set()
+    for _ in range(1_000):
+        batch = any_batch(rng)
+        scan = any_scan(rng, file, batch.header.base_offset)
+        try:
+            expected = plain_walk(scan, batch)
+        except CorruptBatchError:
+            outcomes.add("damage")
+            with pytest.raises(CorruptBatchError):
+                scan.find(batch)
+        else:
+            outcomes.add("match" if expected else "none")
+            assert scan.find(batch) == expected, (scan, batch)
+    assert outcomes == {"damage", "match", "none"}
+
+
+@pytest.mark.parametrize("at_least_ms", [None, 1])
+def test_the_interpreter_is_not_occupied_by_the_records_of_a_batch(
+    env: MemoryEnv, at_least_ms: int | None
+) -> None:
+    file = open_log(env).segments.active.file
+
+    def lines_for(count: int) -> int:
+        lines = 0
+
+        def count_line(_frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return count_line
+
+        batch = bytes(build_batch([Record(offset, 0, b"k", b"v") for offset in range(count)]))
+        scan = TimestampScan(file, 0, at_least_ms, 0, 1 << 20)
+        scanned = ScannedBatch(0, read_header(batch), batch, 0)
+        scan.find(scanned)  # loads the kernel
+        before = sys.gettrace()
+        sys.settrace(count_line)
+        try:
+            scan.find(scanned)
+        finally:
+            sys.settrace(before)
+        return lines
+
+    assert 0 < lines_for(1) == lines_for(1_000)
 
 
 @pytest.mark.parametrize("seed", range(10))

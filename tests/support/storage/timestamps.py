@@ -2,7 +2,7 @@
 
 from storage.log.log import Log
 from storage.model import TimestampOffset
-from storage.segments.timestamp_lookup import Search
+from storage.segments.timestamp_lookup import Search, TimestampScan
 
 
 def first_since(log: Log, timestamp_ms: int) -> TimestampOffset | None:
@@ -20,7 +20,7 @@ def _result(search: Search) -> TimestampOffset | None:
     try:
         step = next(search)
         while True:
-            result = step.run()
+            result = step.find(step.read()) if isinstance(step, TimestampScan) else step.run()
             step = search.send(result)
     except StopIteration as stop:
         last: TimestampOffset | None = stop.value
