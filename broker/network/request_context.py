@@ -89,8 +89,19 @@ class Services:
     def allows(
         self, principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
     ) -> bool:
-        """Return whether a client at address `host` may perform an operation on a resource."""
+        """Return whether a client at address `host` may perform an operation on a resource.
+
+        The permissions of a compacted view are those of its topic.
+        """
+        if kind is ResourceType.TOPIC:
+            name = self.source_topic(name)
         return self.authorizer.allows(principal, host, operation, kind, name)
+
+    def source_topic(self, name: str) -> str:
+        """Return the topic of a view's name; otherwise the name itself."""
+        if name.endswith(RESERVED_SUFFIX) and name not in self.topics:
+            return name.removesuffix(RESERVED_SUFFIX)
+        return name
 
     def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
         """Return the partition of a topic or view by name or id, or the error."""
@@ -166,14 +177,8 @@ class RequestContext:
 
         The permissions of a compacted view are those of its topic.
         """
-        source = self._source_topic(topic)
+        source = self.services.source_topic(topic)
         return self.may(operation, ResourceType.TOPIC, source, is_filter=is_filter)
-
-    def _source_topic(self, topic: str) -> str:
-        """Return the topic of a view's name; otherwise the name itself."""
-        if topic.endswith(RESERVED_SUFFIX) and topic not in self.services.topics:
-            return topic.removesuffix(RESERVED_SUFFIX)
-        return topic
 
     def may_ref(self, operation: Operation, topic: str | bytes) -> bool:
         """Return whether the client may perform an operation on a topic, by its name or id.
@@ -213,7 +218,7 @@ class RequestContext:
 
     def topic_operations(self, topic: str) -> int:
         """Return what the client may do with a topic or view, as bits of Operation."""
-        return self._operations(ResourceType.TOPIC, self._source_topic(topic))
+        return self._operations(ResourceType.TOPIC, self.services.source_topic(topic))
 
     def group_operations(self, group_id: str) -> int:
         """Return what the client may do with a group, as bits of Operation."""

@@ -107,9 +107,9 @@ class GroupChanges:
         """Return the partitions that exist, of topics that the sender may describe."""
         shown = {}
         for name, indexes in assigned.items():
-            topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
+            topic = self._topics.get(name) or self._topics.get(name.removesuffix(RESERVED_SUFFIX))
             if topic is not None and self._permissions.has(
-                request, Operation.DESCRIBE, ResourceType.TOPIC, topic.name
+                request, Operation.DESCRIBE, ResourceType.TOPIC, name
             ):
                 count = topic.partition_count
                 shown[name] = sorted({index for index in indexes if 0 <= index < count})

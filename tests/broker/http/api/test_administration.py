@@ -395,6 +395,7 @@ async def test_an_assignment_shows_only_partitions_that_its_reader_may_describe(
     fill(broker, 5)
     await commit(broker, 2)
     written = {"orders": [0, 1, 1, 2, -1], "other": [0], "none": list(range(1000))}
+    written["other.compacted"] = [0]
     await join(broker, encode_assignment(0, written))
     _, group = await send(broker, "GET", READERS)
     rows = [(row["topic"], row["partition"], row["end_offset"]) for row in group["offsets"]]
@@ -402,7 +403,8 @@ async def test_an_assignment_shows_only_partitions_that_its_reader_may_describe(
     (member,) = group["members"]
     assert (member["topics"], member["partitions"]) == (["orders"], 2)
     _, group = await send(broker, "GET", READERS, "viewer")
-    assert [row["topic"] for row in group["offsets"]] == ["orders", "orders", "other"]
+    topics = [row["topic"] for row in group["offsets"]]
+    assert topics == ["orders", "orders", "other", "other.compacted"]
 
 
 @pytest.mark.parametrize(
