@@ -246,10 +246,19 @@ class TopicChanges:
             raise ApiError(400, "unset: expected a list of names")
         if both := sorted(to_set.values.keys() & set(to_unset)):
             raise ApiError(400, f"{both[0]} is both in set and in unset")
-        client = KafkaClient(self._handlers, request)
+        name, client = request.match_info["topic"], KafkaClient(self._handlers, request)
         operations: dict[str, tuple[int, str | None]] = dict.fromkeys(to_unset, (UNSET, None))
         operations |= {name: (SET, value) for name, value in to_set.values.items()}
-        lock = self._changing.setdefault(request.match_info["topic"], asyncio.Lock())
+        # The handlers check this too, but behind the lock: those who may change nothing must not
+        # delay those who may.
+        for operation, is_needed in (
+            (Operation.ALTER, partitions),
+            (Operation.ALTER_CONFIGS, operations),
+            (Operation.DESCRIBE_CONFIGS, True),  # the answer has the settings
+        ):
+            if is_needed:
+                self._permissions.check(request, operation, ResourceType.TOPIC, name)
+        lock = self._changing.setdefault(name, asyncio.Lock())
         async with lock:
             if request.headers.get("If-Match", "*") != "*":
                 await self._check_unchanged(client)

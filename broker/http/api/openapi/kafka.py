@@ -194,7 +194,8 @@ def paths() -> dict[str, Any]:
         )
         | change(
             "patch",
-            "Change settings and add partitions. Needs ALTER_CONFIGS and ALTER on the topic.",
+            "Change settings and add partitions. Needs ALTER_CONFIGS for settings, ALTER for"
+            " partitions and DESCRIBE_CONFIGS for the answer.",
             [TOPIC, _IF_MATCH],
             _NO_TOPIC,
             (412, "The topic has changed since it was read; the detail names what."),

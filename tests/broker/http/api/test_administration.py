@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.groups.classic.subscription import encode_assignment
 from broker.http.api.kafka.client import VERSIONS
+from broker.http.api.kafka.topic_changes import TopicChanges
 from broker.logging import recent_audit_events
 from broker.security.authorizer import Authorizer
 from protocol import messages as m
@@ -227,6 +228,29 @@ async def test_one_of_two_changes_at_once_with_the_same_etag_is_refused(broker: 
     )
     answers = await asyncio.gather(*changes)
     assert sorted(status for status, _ in answers) == [200, 412]
+
+
+@pytest.mark.parametrize("body", ['{"set": {"retention.ms": "6"}}', '{"partitions": 3}', "{}"])
+async def test_who_may_not_change_a_topic_does_not_wait_for_those_who_may(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def alter_slowly(*_: object, **__: object) -> None:
+        begun.set()
+        await may_end.wait()
+
+    monkeypatch.setattr(TopicChanges, "_alter_settings", alter_slowly)
+    change = asyncio.create_task(
+        send(broker, "PATCH", ORDERS, json='{"set": {"retention.ms": "5"}}')
+    )
+    try:
+        await begun.wait()
+        status, answer = await send(broker, "PATCH", ORDERS, "nobody", body)
+        assert (status, answer["detail"].startswith("User:nobody needs ")) == (403, True)
+    finally:
+        may_end.set()
+    assert (await change)[0] == 200
 
 
 async def test_an_owner_needs_a_right_on_the_cluster_to_have_a_topic_cleaned_by_spark(
