@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.event_loop.loop_turns import Turns
-from broker.handlers.topics import DENIED, check_engine, check_size, parse_setting, refuse_view
+from broker.handlers.topics import (
+    DENIED,
+    check_size,
+    check_topic_settings,
+    parse_setting,
+    refuse_view,
+)
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import TopicError
@@ -245,7 +251,7 @@ async def _alter(
     def change(present: Mapping[str, str]) -> Mapping[str, str]:
         changed = _apply(context, kind, name, {} if replaces_all else present, changes)
         if kind == TOPIC:
-            check_engine(context, present, changed)
+            check_topic_settings(context, present, changed)
         return changed
 
     try:

@@ -1,5 +1,6 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -42,8 +43,13 @@ from storage.model import TopicPartition
 NO_ID: Final = bytes(16)
 # A topic has about forty keys. A turn parses the settings of one resource, which takes 2 ms.
 SETTINGS_PER_RESOURCE_MAX: Final = 1_000
-# Two lists of throttled replicas may have the maximum length of a string; four take 6 ms.
+# Two lists of throttled replicas may have the maximum length of a string, for instance to subtract
+# from those of an older version; four take 6 ms.
 SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
+# Of the dynamic settings of a topic, as JSON. The broker writes those of all topics at each change
+# of one. All settings at their longest take 1,700 bytes, apart from one free text and the two lists
+# of throttled replicas; the lists have no effect.
+TOPIC_SETTINGS_BYTES_MAX: Final = 4_096
 DENIED: Final = "Authorization failed."
 ENGINE: Final = "varve.cleaner.engine"
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
@@ -138,7 +144,7 @@ def _new_topic(
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
-    check_engine(context, {}, dynamic)
+    check_topic_settings(context, {}, dynamic)
     return NewTopic(request.name, count, dynamic, creator=creator)
 
 
@@ -441,7 +447,28 @@ def check_size(values: Sequence[str | None]) -> None:
         )
 
 
-def check_engine(
+def check_topic_settings(
+    context: RequestContext, before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Refuse dynamic settings of a topic that its owner may not set. Raises TopicError."""
+    _check_engine(context, before, after)
+    size_bytes = _settings_bytes(after)
+    # A topic may have more from an older version. It may have fewer then, but not more.
+    if size_bytes > max(TOPIC_SETTINGS_BYTES_MAX, _settings_bytes(before)):
+        longest = max(after, key=lambda name: len(after[name]))
+        raise TopicError(
+            ErrorCode.INVALID_CONFIG,
+            f"the settings of the topic would take {size_bytes} bytes, at most "
+            f"{TOPIC_SETTINGS_BYTES_MAX} are allowed: shorten {longest}",
+        )
+
+
+def _settings_bytes(dynamic: Mapping[str, str]) -> int:
+    """Return the bytes that dynamic settings take in the metadata."""
+    return len(json.dumps(dict(dynamic)))
+
+
+def _check_engine(
     context: RequestContext, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
     """Refuse `varve.cleaner.engine=spark` to clients that may not configure the cluster.

@@ -177,7 +177,8 @@ class MetadataEncoder:
         self._encoded = encoded
         topics = b",".join([text for _, text in encoded.values()])
         rest = sealed_json.to_json(_without_topics(metadata))
-        return sealed_json.seal_body(MAGIC, VERSION, b'{"topics":{' + topics + b"}," + rest[1:])
+        body = b"".join((b'{"topics":{', topics, b"},", rest[1:]))
+        return sealed_json.seal_body(MAGIC, VERSION, body)
 
 
 def _encode_topic(name: str, entry: TopicEntry) -> bytes:

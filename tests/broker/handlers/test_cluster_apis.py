@@ -1,6 +1,7 @@
 """Cluster-wide APIs, through a socket: what tools of administrators are answered by one node."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -397,17 +398,54 @@ async def test_an_ambiguous_change_of_settings_is_refused(broker: Broker, api: A
     assert await alter_orders([first]) == [ErrorCode.NONE]
 
 
-async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broker: Broker) -> None:
-    assert await alter(broker, SET, pairs(0, 3_500)) == ErrorCode.NONE
-    assert await alter(broker, APPEND, pairs(3_000, 600)) == ErrorCode.NONE
-    assert await alter(broker, APPEND, pairs(10_000, 3_000)) == ErrorCode.INVALID_CONFIG
-    assert await alter(broker, SUBTRACT, pairs(1, 3_599)) == ErrorCode.NONE
-    row = m.DescribeConfigsRequestResource(
-        resource_type=TOPIC, resource_name="orders", configuration_keys=[THROTTLED]
+def throttled(broker: Broker) -> str | None:
+    return broker.topics.existing("orders").layers.dynamic.get(THROTTLED)
+
+
+async def test_a_list_grows_by_appending_to_the_bytes_that_a_topic_may_have(broker: Broker) -> None:
+    assert await alter(broker, SET, pairs(0, 600)) == ErrorCode.NONE
+    assert await alter(broker, APPEND, pairs(500, 180)) == ErrorCode.NONE
+    assert await alter(broker, APPEND, pairs(10_000, 20)) == ErrorCode.INVALID_CONFIG
+    assert throttled(broker) == pairs(0, 680)
+    assert await alter(broker, SUBTRACT, pairs(1, 679)) == ErrorCode.NONE
+    assert throttled(broker) == "0:1"
+
+
+@pytest.mark.parametrize("api", [ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS])
+async def test_settings_that_take_more_bytes_than_a_topic_may_have_are_refused(
+    broker: Broker, api: ApiKey
+) -> None:
+    body: m.Message
+    if api == ApiKey.CREATE_TOPICS:
+        created = m.CreateTopicsRequestConfig(name=THROTTLED, value=pairs(0, 1_000))
+        topic = m.CreateTopicsRequestTopic(name="new", num_partitions=1, replication_factor=1)
+        topic.configs = [created]
+        body = m.CreateTopicsRequest(topics=[topic])
+    else:
+        altered = m.AlterConfigsRequestConfig(name=THROTTLED, value=pairs(0, 1_000))
+        resource = m.AlterConfigsRequestResource(
+            resource_type=TOPIC, resource_name="orders", configs=[altered]
+        )
+        body = m.AlterConfigsRequest(resources=[resource])
+    answer = await kafka_request(broker, api, body)
+    (row,) = answer.topics if api == ApiKey.CREATE_TOPICS else answer.responses
+    size_bytes = len(json.dumps({THROTTLED: pairs(0, 1_000)}))
+    assert (row.error_code, row.error_message) == (
+        ErrorCode.INVALID_CONFIG,
+        f"the settings of the topic would take {size_bytes} bytes, at most 4096 are allowed: "
+        f"shorten {THROTTLED}",
     )
-    body = m.DescribeConfigsRequest(resources=[row])
-    answer = await kafka_request(broker, ApiKey.DESCRIBE_CONFIGS, body, version=1)
-    assert [config.value for config in answer.results[0].configs] == ["0:1"]
+
+
+async def test_longer_settings_of_an_older_version_stay_and_may_become_shorter() -> None:
+    env, longest = MemoryEnv(seed=11), pairs(0, 3_000)
+    async with broker_in_memory(env) as broker:
+        await broker.metadata_service.create("orders", 1, {THROTTLED: longest})
+    async with broker_in_memory(env) as broker:
+        assert throttled(broker) == longest
+        assert await alter(broker, APPEND, "9999:1") == ErrorCode.INVALID_CONFIG
+        assert await alter(broker, SUBTRACT, pairs(0, 1_000)) == ErrorCode.NONE
+        assert throttled(broker) == pairs(1_000, 2_000)
 
 
 async def test_more_of_settings_than_a_turn_may_parse_is_refused(broker: Broker) -> None:

@@ -29,6 +29,8 @@ from tests.support.storage.logs import batch_of
 TOPICS = "/api/v1/topics"
 ORDERS = f"{TOPICS}/orders"
 READERS = "/api/v1/groups/readers"
+HEADER = "varve.view.version.header"
+LONG_SETTINGS = {HEADER: "\N{SNOWMAN}" * 700}  # 6 bytes each in the metadata
 
 
 @pytest.fixture
@@ -251,6 +253,21 @@ async def test_who_may_not_change_a_topic_does_not_wait_for_those_who_may(
     finally:
         may_end.set()
     assert (await change)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", TOPICS, {"name": "new", "settings": LONG_SETTINGS}),
+        ("PATCH", ORDERS, {"set": LONG_SETTINGS}),
+    ],
+)
+async def test_settings_that_take_more_bytes_than_a_topic_may_have_are_refused(
+    broker: Broker, method: str, path: str, body: dict[str, Any]
+) -> None:
+    status, answer = await send(broker, method, path, json=json.dumps(body))
+    assert status == 422
+    assert answer["detail"].endswith(f"at most 4096 are allowed: shorten {HEADER}")
 
 
 async def test_an_owner_needs_a_right_on_the_cluster_to_have_a_topic_cleaned_by_spark(
