@@ -1,14 +1,15 @@
 """Validation of produced batches: Kafka's rules in Kafka's order.
 
-`check_produced` checks the header and the CRC, in a few microseconds. `check_records` checks every
-record in a compiled kernel, if the topic needs it (`needs_record_check`). `needs_size_check`
-returns whether a batch must be decompressed because it may exceed the topic's limit. Every accepted
-batch decompresses within the limit, on every topic, because the topic may become compacted later.
-On a compacted topic all records are well-formed and have keys, so that the cleaner can clean them.
+`check_produced` checks the header and the CRC, `check_records` every record, in a compiled kernel.
+Both run for each batch on every topic: a client stops at a malformed record, and a topic may become
+compacted or get a view later. So the records of every accepted batch are well-formed and decompress
+within the topic's limit; on a compacted topic all have keys.
 
 Sources: the Kafka protocol guide, KIP-467 (errors of single records), KIP-937 (timestamps).
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -43,7 +44,7 @@ from storage.format.batch import (
     unpack_header,
     unpack_records,
 )
-from storage.format.compression import ZSTD, may_exceed
+from storage.format.compression import ZSTD
 
 # Records named in one error: enough to find the cause, few enough for one response.
 FAILURES_NAMED_MAX: Final = 100
@@ -51,6 +52,7 @@ _ZSTD_FROM_PRODUCE: Final = 7  # KIP-110
 _CREATE_TIME: Final = "CreateTime"
 _SMALLEST_INT64: Final = -(1 << 63)
 _LARGEST_INT64: Final = (1 << 63) - 1
+_NAMES_NONE: Final = np.zeros(0, dtype=np.int64)
 _REFUSED_FLAGS: Final = CONTROL | LOG_APPEND_TIME | DELETE_HORIZON
 
 
@@ -137,89 +139,70 @@ def _refused_flag(attributes: int) -> Exception:
     return InvalidRecordError("a transactional batch without a producer id")
 
 
-def needs_record_check(header: BatchHeader, config: TopicConfig, now_ms: int) -> bool:
-    """Return whether each record has to be checked before the batch is appended.
+def check_records(
+    records: memoryview | bytes | bytearray,
+    header: BatchHeader,
+    config: TopicConfig,
+    now_ms: int,
+    *,
+    limit_bytes: int = _LARGEST_INT64,
+) -> memoryview:
+    """Check all records of a batch that passed `check_produced`; return them unpacked.
 
-    True for compacted topics, whose records need keys, and if the timestamps in the header are not
-    inside the limits of the topic.
+    May run in a thread. Raises InvalidTimestampError, MissingKeyError, InvalidOffsetsError or
+    InvalidRecordError with the indexes of the first 100 invalid records, and
+    DecompressionLimitError. `limit_bytes` may be below the topic's limit for decompressed
+    batches.
     """
-    if config.compacts:
-        return True
-    if config.message_timestamp_type != _CREATE_TIME:
-        return False
-    first_ms, last_ms = _window(config, now_ms)
-    return not (
-        first_ms <= header.base_timestamp <= last_ms and first_ms <= header.max_timestamp <= last_ms
-    )
+    unpacked: Buffer = records
+    position = HEADER_BYTES
+    if header.codec:
+        unpacked = _unpack(records, header, min(limit_bytes, config.varve_decompressed_batch_bytes))
+        position = 0
+    first_ms, last_ms = _SMALLEST_INT64, _LARGEST_INT64
+    if config.message_timestamp_type == _CREATE_TIME:
+        first_ms = now_ms - config.message_timestamp_before_max_ms
+        last_ms = min(now_ms + config.message_timestamp_after_max_ms, _LARGEST_INT64)
+    check = _records_kernel()
+    rules = header.record_count, header.base_timestamp, first_ms, last_ms, config.compacts
+    # Read-only: one type for all callers, so one compiled kernel.
+    data = memoryview(unpacked).toreadonly()
+    code, _ = check(data, position, *rules, _NAMES_NONE)
+    if code:
+        failed = np.zeros(FAILURES_NAMED_MAX, dtype=np.int64)
+        code, failures = check(data, position, *rules, failed)
+        raise _invalid_records(code, failed[:failures].tolist())
+    return data[position:]
 
 
-def needs_size_check(
-    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
-) -> bool:
-    """Return whether only decompression can show that a batch is within the topic's limit."""
-    limit_bytes = config.varve_decompressed_batch_bytes
-    return header.codec != 0 and may_exceed(
-        header.codec, memoryview(records)[HEADER_BYTES:], limit_bytes
-    )
+@cache
+def _records_kernel() -> Callable[..., tuple[int, int]]:
+    from storage.kernels.records import check_records_kernel  # it imports the compiler
 
-
-def check_size(
-    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
-) -> None:
-    """Decompress a batch that `needs_size_check`. May run in a thread.
-
-    Raises DecompressionLimitError, or InvalidRecordError if it cannot be decompressed.
-    """
-    _unpack(records, header, config)
+    return check_records_kernel
 
 
 def _unpack(
-    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+    records: memoryview | bytes | bytearray, header: BatchHeader, limit_bytes: int
 ) -> Buffer:
     try:
-        return unpack_records(records, header, 0, config.varve_decompressed_batch_bytes)
+        return unpack_records(records, header, 0, limit_bytes)
     except CorruptBatchError as error:
         # The CRC matches, so a retry would send the same bytes: a final error (87, not 2).
         raise InvalidRecordError(f"cannot be decompressed: {error.reason}") from error
 
 
-def check_records(
-    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig, now_ms: int
-) -> Buffer:
-    """Check all records of a batch that passed `check_produced`; return them unpacked.
+def _invalid_records(code: int, indexes: list[int]) -> InvalidRecordError:
+    from storage.kernels.records import RecordCode
 
-    May run in a thread. Raises InvalidTimestampError, MissingKeyError, InvalidOffsetsError or
-    InvalidRecordError with the indexes of the first 100 invalid records, and
-    DecompressionLimitError.
-    """
-    from storage.kernels.records import RecordCode, RecordRules, check_records_kernel
-
-    data = _unpack(records, header, config)
-    buf = np.frombuffer(data, dtype=np.uint8)
-    buf.flags.writeable = False  # one type for all callers, so one compiled kernel
-    first_ms, last_ms = _SMALLEST_INT64, _LARGEST_INT64
-    if config.message_timestamp_type == _CREATE_TIME:
-        first_ms, last_ms = _window(config, now_ms)
-    failed = np.zeros(FAILURES_NAMED_MAX, dtype=np.int64)
-    rules = RecordRules(header.base_timestamp, first_ms, last_ms, config.compacts)
-    code, failures = check_records_kernel(buf, header.record_count, rules, failed)
-    if code == RecordCode.VALID:
-        return data
-    indexes: list[int] = failed[:failures].tolist()
     match RecordCode(code):
         case RecordCode.TIMESTAMP:
-            raise InvalidTimestampError("timestamps outside the topic's window", indexes)
+            return InvalidTimestampError("timestamps outside the topic's window", indexes)
         case RecordCode.NULL_KEY:
-            raise MissingKeyError("a compacted topic takes no records without a key", indexes)
+            return MissingKeyError("a compacted topic takes no records without a key", indexes)
         case RecordCode.OFFSETS:
-            raise InvalidOffsetsError("offset deltas are not 0, 1, 2, ...", indexes)
+            return InvalidOffsetsError("offset deltas are not 0, 1, 2, ...", indexes)
         case RecordCode.LEFT_OVER:
-            raise InvalidRecordError("bytes behind the last record")
+            return InvalidRecordError("bytes behind the last record")
         case _:
-            raise InvalidRecordError("a record is malformed", indexes)
-
-
-def _window(config: TopicConfig, now_ms: int) -> tuple[int, int]:
-    """Return the first and last timestamp that a record may have, limited to 64 bits."""
-    first_ms = max(now_ms - config.message_timestamp_before_max_ms, _SMALLEST_INT64)
-    return first_ms, min(now_ms + config.message_timestamp_after_max_ms, _LARGEST_INT64)
+            return InvalidRecordError("a record is malformed", indexes)

@@ -24,6 +24,7 @@ from cleaner.planning import plan
 from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
+from storage.format.validation import check_records
 from storage.log.flush import FlushTask, LogFlusher
 from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment, DamageSearch
@@ -57,7 +58,12 @@ def what_cannot_be_cleaned_counts_as_damage(patch: pytest.MonkeyPatch) -> None:
     def note_finding(self: Segment, position: int, reason: str, _end_offset: int) -> DamagedSegment:
         return self.note_damage(position, reason)
 
-    patch.setattr(produce, "needs_size_check", lambda *_: False)
+    def check_without_limit(*batch: Any, **_: Any) -> memoryview:
+        records, header, config, now_ms = batch
+        ample = replace(config, varve_decompressed_batch_bytes=1 << 20)
+        return check_records(records, header, ample, now_ms)
+
+    patch.setattr(produce, "check_records", check_without_limit)
     patch.setattr(Segment, "note_finding", note_finding)
 
 

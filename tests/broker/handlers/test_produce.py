@@ -1,15 +1,25 @@
-"""Refused batches, counted by reason."""
+"""Refused batches, counted by reason; malformed records on every kind of topic."""
 
 import asyncio
 import struct
+import threading
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
+from broker.handlers import produce
+from protocol.errors import ErrorCode
 from storage.format.batch import CONTROL, Record, build_batch
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.protocol.raw_client import RawClient
-from tests.support.storage.hostile_batches import record_bytes, sealed, with_body
+from tests.support.storage.hostile_batches import (
+    CODECS,
+    PACKERS,
+    record_bytes,
+    sealed,
+    with_body,
+)
 from tests.support.storage.memory_env import MemoryEnv
 
 COMPACT = {"keys": {"cleanup.policy": "compact", "message.timestamp.after.max.ms": "1"}}
@@ -51,3 +61,66 @@ async def test_a_refused_batch_counts_for_its_reason_only(reason: str) -> None:
         assert answer.error_code != 0
         counts = {name: count for name, count in asdict(broker.stats.rejects).items() if count}
         assert counts == ({} if counter is None else {counter: 1})
+
+
+# Bodies of batches of two records with a right CRC, as a producer that corrupts memory sends them.
+GOOD_RECORDS = record_bytes(7, 0, 0, 0, 1, tail=b"k") + record_bytes(0, 0)
+GOOD_RECORDS += record_bytes(7, 0, 0, 1, 1, tail=b"k") + record_bytes(0, 0)
+MALFORMED = {
+    "garbage": b"\xff" * 40,
+    "offset deltas of 0 and 5": GOOD_RECORDS[:11] + b"\x0a" + GOOD_RECORDS[12:],
+    "a key longer than its record": GOOD_RECORDS[:4] + b"\x64" + GOOD_RECORDS[5:],
+    "one record only": GOOD_RECORDS[: len(GOOD_RECORDS) // 2],
+    "bytes behind the last record": GOOD_RECORDS + b"\0",
+    "garbage behind many records": bytes(200_000),
+    "garbage of a large batch": b"\xff" * (3 << 20),
+}
+LARGE = {"max.message.bytes": "4194304"}
+KINDS = {
+    "delete": {"cleanup.policy": "delete"},
+    "stamped": {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"},
+    "recompressed": {"cleanup.policy": "delete", "compression.type": "zstd"},
+    "viewed": {"cleanup.policy": "delete", "varve.view": "compacted"},
+    "compact": {"cleanup.policy": "compact"},
+    "both": {"cleanup.policy": "compact,delete"},
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_no_topic_takes_malformed_records_in_any_codec(codec: str) -> None:
+    def body(records: bytes) -> bytes:
+        return with_body(PACKERS[codec](records), codec=CODECS[codec], count=2, now_ms=NOW_MS)
+
+    topics = {name: {"keys": {**keys, **LARGE}} for name, keys in KINDS.items()}
+    async with broker_in_memory(MemoryEnv(seed=1), topics=topics) as broker:
+        with RawClient(broker.addresses[0].port) as client:
+            for topic in KINDS:
+                for name, records in MALFORMED.items():
+                    answer = await asyncio.to_thread(client.produce, topic, body(records))
+                    assert answer.error_code == ErrorCode.INVALID_RECORD, (topic, name)
+                answer = await asyncio.to_thread(client.produce, topic, body(GOOD_RECORDS))
+                assert (answer.error_code, answer.base_offset) == (0, 0), topic
+
+
+async def test_small_compressed_batches_are_checked_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread costs more than they do; batches that unpack to more go to one."""
+    checked_in: list[threading.Thread] = []
+    check = produce.check_records
+
+    def note(*batch: Any, **limits: Any) -> memoryview:
+        checked_in.append(threading.current_thread())
+        return check(*batch, **limits)
+
+    monkeypatch.setattr(produce, "check_records", note)
+    async with broker_in_memory(MemoryEnv(seed=1), topics={"events": {}}) as broker:
+        with RawClient(broker.addresses[0].port) as client:
+            for value_bytes, threads in ((60_000, 0), (70_000, 1)):
+                record = Record(0, NOW_MS, b"k", bytes(value_bytes), ())
+                data = bytes(build_batch([record], codec=CODECS["lz4"]))
+                checked_in.clear()
+                answer = await asyncio.to_thread(client.produce, "events", data)
+                assert answer.error_code == 0
+                loop_thread = threading.main_thread()
+                assert len([t for t in checked_in if t is not loop_thread]) == threads

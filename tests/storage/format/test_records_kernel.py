@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,24 +34,34 @@ from storage.kernels.records import (
     LARGEST_INT64,
     SMALLEST_INT64,
     RecordCode,
-    RecordRules,
     check_records_kernel,
 )
 from tests.support.formats import MALFORMED
 
+
+class Rules(NamedTuple):
+    """The arguments of the kernel between the count and the failures."""
+
+    base_timestamp: int = 0
+    first_ms: int = SMALLEST_INT64
+    last_ms: int = LARGEST_INT64
+    needs_keys: bool = False
+
+
 INT64 = st.integers(SMALLEST_INT64, LARGEST_INT64)
-ANY_TIME = RecordRules(0, SMALLEST_INT64, LARGEST_INT64, needs_keys=False)
+ANY_TIME = Rules()
 KEYED = ANY_TIME._replace(needs_keys=True)
 PADDING = 64
+check_kernel: Any = check_records_kernel  # of memoryviews
 
 
 def as_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def walk(data: bytes, count: int, rules: RecordRules = ANY_TIME) -> tuple[int, int, list[int]]:
+def walk(data: bytes, count: int, rules: Rules = ANY_TIME) -> tuple[int, int, list[int]]:
     failed = np.full(4, -7, dtype=np.int64)
-    code, failures = check_records_kernel(as_array(data), count, rules, failed)
+    code, failures = check_kernel(memoryview(data), 0, count, *rules, failed)
     return code, failures, failed[: min(failures, 4)].tolist()
 
 
@@ -107,13 +118,13 @@ def test_null_keys_are_counted_where_keys_are_needed_and_an_empty_key_is_one() -
 def test_times_outside_the_window_are_counted_and_no_time_is_exempt() -> None:
     deltas = [-1, 0, 99, 100, 101, -1001]
     records = [Record(n, delta, b"k", b"") for n, delta in enumerate(deltas)]
-    rules = RecordRules(1000, 1000, 1100, needs_keys=True)
+    rules = Rules(1000, 1000, 1100, needs_keys=True)
     assert walk(body(records), 6, rules) == (RecordCode.TIMESTAMP, 2, [0, 4])
 
 
 def test_a_time_decides_the_code_before_or_after_a_null_key() -> None:
     early, keyless = (5, b"k"), (50, None)
-    rules = RecordRules(0, 50, 50, needs_keys=True)
+    rules = Rules(0, 50, 50, needs_keys=True)
     for order in ((early, keyless), (keyless, early)):
         records = [Record(n, delta, key, b"") for n, (delta, key) in enumerate(order)]
         assert walk(body(records), 2, rules) == (RecordCode.TIMESTAMP, 2, [0, 1])
@@ -124,7 +135,7 @@ def test_a_time_decides_the_code_before_or_after_a_null_key() -> None:
 @example(LARGEST_INT64, 1, SMALLEST_INT64, LARGEST_INT64)
 def test_the_window_is_exact_over_all_of_64_bits(base: int, delta: int, a: int, b: int) -> None:
     first, last = min(a, b), max(a, b)
-    rules = RecordRules(base, first, last, needs_keys=False)
+    rules = Rules(base, first, last, needs_keys=False)
     timestamp = base + delta
     inside = timestamp == -1 or first <= timestamp <= last
     code, _, _ = walk(body([Record(0, delta, b"k", b"")]), 1, rules)
@@ -164,9 +175,9 @@ def test_bytes_behind_the_end_never_matter(data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(raw)))
     answers = set()
     for filler in (b"\x00", b"\x02", b"\xff"):
-        padded = as_array(bytes(raw[:cut]) + filler * PADDING)[:cut]
+        padded = memoryview(bytes(raw[:cut]) + filler * PADDING)[:cut]
         failed = np.zeros(1, dtype=np.int64)
-        answers.add((*check_records_kernel(padded, 3, ANY_TIME, failed), int(failed[0])))
+        answers.add((*check_kernel(padded, 0, 3, *ANY_TIME, failed), int(failed[0])))
     assert len(answers) == 1
 
 
@@ -183,8 +194,8 @@ for _ in range(5000):
     data = bytearray(raw[:rng.randint(0, len(raw))])
     for _ in range(rng.randint(0, 4) if data else 0):
         data[rng.randrange(len(data))] = rng.choice([0, 1, 2, 127, 128, 255, rng.randrange(256)])
-    array = np.frombuffer(bytes(data), dtype=np.uint8)
-    check_records_kernel(array, rng.choice([1, 3, 9]), KEYED, np.zeros(1, dtype=np.int64))
+    failed = np.zeros(1, dtype=np.int64)
+    check_records_kernel(memoryview(data), 0, rng.choice([1, 3, 9]), *KEYED, failed)
 """
 
 

@@ -1,6 +1,5 @@
 """What a producer may send: each rule, their order, and that nothing passes that cannot be read."""
 
-import random
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,9 +39,6 @@ from storage.format.validation import (
     FAILURES_NAMED_MAX,
     check_produced,
     check_records,
-    check_size,
-    needs_record_check,
-    needs_size_check,
 )
 from storage.kernels.records import check_records_kernel
 from tests.support.formats import START_MS, golden_bytes
@@ -204,40 +200,7 @@ def test_any_bytes_give_a_header_or_an_error_of_ours(data: bytes, sealed: bool) 
     assert 0 < header.record_count == header.last_offset_delta + 1
 
 
-# Which batches are walked
-
-
-def header_with_times(base_ms: int, max_ms: int) -> BatchHeader:
-    return read_header(batch_with(base_timestamp=base_ms, max_timestamp=max_ms))
-
-
 HOUR_MS = 3_600_000
-
-
-@pytest.mark.parametrize(
-    ("base_ms", "max_ms", "expected"),
-    [
-        (NOW_MS, NOW_MS + HOUR_MS, False),
-        (0, NOW_MS, False),
-        (-1, -1, False),
-        (NOW_MS, NOW_MS + HOUR_MS + 1, True),
-        (NOW_MS + HOUR_MS + 1, NOW_MS, True),
-    ],
-)
-def test_records_are_walked_where_the_header_leaves_the_window(
-    base_ms: int, max_ms: int, expected: bool
-) -> None:
-    header = header_with_times(base_ms, max_ms)
-    assert needs_record_check(header, PLAIN, NOW_MS) is expected
-    stamped = TopicConfig(message_timestamp_type="LogAppendTime")
-    assert not needs_record_check(header, stamped, NOW_MS)
-    assert needs_record_check(header, COMPACTED, NOW_MS)
-
-
-def test_old_times_count_where_the_topic_says_so() -> None:
-    config = TopicConfig(message_timestamp_before_max_ms=1000)
-    assert not needs_record_check(header_with_times(NOW_MS - 1000, NOW_MS), config, NOW_MS)
-    assert needs_record_check(header_with_times(NOW_MS - 1001, NOW_MS), config, NOW_MS)
 
 
 # Records
@@ -286,6 +249,24 @@ def test_times_outside_the_window_are_named() -> None:
     check_records(batch, check(batch, stamped), stamped, NOW_MS)
 
 
+def test_old_times_count_where_the_topic_says_so() -> None:
+    config = TopicConfig(message_timestamp_before_max_ms=1000)
+    for age_ms in (1000, 1001):
+        batch = build_batch([Record(0, NOW_MS - age_ms, b"k", b"v")])
+        if age_ms == 1000:
+            check_records(batch, check(batch), config, NOW_MS)
+        else:
+            refuse([Record(0, NOW_MS - age_ms, b"k", b"v")], config, InvalidTimestampError)
+
+
+def test_a_header_does_not_hide_the_time_of_a_record() -> None:
+    batch = build_batch(records_of(3, step_ms=HOUR_MS))
+    HEADER.pack_into(batch, 0, *read_header(batch)._replace(max_timestamp=NOW_MS))
+    struct.pack_into(">I", batch, 17, crc_of(batch, 0, len(batch)))
+    with pytest.raises(InvalidTimestampError):
+        check_records(batch, check(batch), PLAIN, NOW_MS)
+
+
 def test_a_batch_that_unpacks_to_more_than_the_topic_allows_is_refused() -> None:
     records = [Record(0, NOW_MS, b"k", bytes(100_000))]
     small = TopicConfig(cleanup_policy=("compact",), varve_decompressed_batch_bytes=100_000)
@@ -309,9 +290,10 @@ def resealed(body: bytes, header: BatchHeader) -> bytearray:
         lambda body: body[:20] + b"\xff" * 12 + body[32:],
     ],
 )
+@pytest.mark.parametrize("config", [PLAIN, COMPACTED], ids=["delete", "compact"])
 @pytest.mark.parametrize("codec", range(5))
 def test_spoilt_records_under_a_right_crc_are_invalid(
-    codec: int, spoil: Callable[[bytes], bytes]
+    codec: int, config: TopicConfig, spoil: Callable[[bytes], bytes]
 ) -> None:
     plain = build_batch(records_of(4))
     header = read_header(plain)._replace(attributes=codec)
@@ -319,7 +301,7 @@ def test_spoilt_records_under_a_right_crc_are_invalid(
     outside = resealed(spoil(compress(codec, plain[61:])), header)
     for batch in (inside, outside):
         with pytest.raises(InvalidRecordError):
-            check_records(batch, check(batch, COMPACTED), COMPACTED, NOW_MS)
+            check_records(batch, check(batch, config), config, NOW_MS)
 
 
 @given(st.integers(0, 4), st.data())
@@ -341,35 +323,12 @@ def test_what_passes_can_be_read(codec: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_a_topic_that_is_not_compacted_refuses_what_the_cleaner_could_not_unpack(
-    codec: int,
-) -> None:
-    records = [Record(0, NOW_MS, b"k", bytes(100_000))]
-    limited = TopicConfig(varve_decompressed_batch_bytes=100_000)
-    batch = build_batch(records, codec=codec)
-    header = check(batch, limited)
-    assert not needs_record_check(header, limited, NOW_MS)
-    assert needs_size_check(batch, header, limited)
-    with pytest.raises(DecompressionLimitError):
-        check_size(batch, header, limited)
+def test_the_lower_of_two_limits_counts_for_what_a_batch_unpacks_to(codec: int) -> None:
+    batch = build_batch([Record(0, NOW_MS, b"k", bytes(100_000))], codec=codec)
+    header = check(batch)
+    for topic_bytes, limit_bytes in ((100_000, 200_000), (200_000, 100_000)):
+        config = TopicConfig(varve_decompressed_batch_bytes=topic_bytes)
+        with pytest.raises(DecompressionLimitError):
+            check_records(batch, header, config, NOW_MS, limit_bytes=limit_bytes)
     ample = TopicConfig(varve_decompressed_batch_bytes=200_000)
-    if needs_size_check(batch, header, ample):
-        check_size(batch, header, ample)
-
-
-@pytest.mark.parametrize("codec", range(5))
-def test_batches_of_an_ordinary_size_are_not_unpacked_for_their_size(codec: int) -> None:
-    records = [Record(at, NOW_MS, b"k", random.Random(at).randbytes(500)) for at in range(100)]
-    batch = build_batch(records, codec=codec)
-    assert not needs_size_check(batch, check(batch), TopicConfig())
-
-
-def test_frames_that_are_cut_short_are_unpacked_to_know_their_size() -> None:
-    limited = TopicConfig(varve_decompressed_batch_bytes=1000)
-    whole = build_batch([Record(0, NOW_MS, b"k", random.Random(1).randbytes(2000))], codec=4)
-    header = check(whole)
-    cut = resealed(bytes(whole[61:-5]), header)
-    header = check(cut)
-    assert needs_size_check(cut, header, limited)
-    with pytest.raises(InvalidRecordError, match="cannot be decompressed"):
-        check_size(cut, header, TopicConfig())
+    check_records(batch, header, ample, NOW_MS, limit_bytes=200_000)

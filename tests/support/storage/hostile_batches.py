@@ -44,9 +44,13 @@ def patched(position: int, layout: str, value: int, *, seal: bool = True) -> byt
     return sealed(data) if seal else bytes(data)
 
 
-def with_body(body: bytes, *, codec: int = NONE, count: int = 1) -> bytes:
+def with_body(
+    body: bytes, *, codec: int = NONE, count: int = 1, now_ms: int | None = None
+) -> bytes:
     """A batch header, right in every field, in front of any bytes."""
     data = batch(count=1)[:61] + body
+    if now_ms is not None:
+        struct.pack_into(">qq", data, 27, now_ms, now_ms)
     struct.pack_into(">i", data, 8, len(data) - 12)
     struct.pack_into(">h", data, 21, codec)
     struct.pack_into(">i", data, 23, count - 1)
