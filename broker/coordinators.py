@@ -76,7 +76,11 @@ class Coordinators:
         """Construct the coordinators of the topics on disk."""
         wall_ms = self._env.wall_ms
         self.groups = GroupCoordinator(
-            KeyedLog(self.offsets_topic.partition_count, self.offsets_topic.append),
+            KeyedLog(
+                self.offsets_topic.partition_count,
+                self.offsets_topic.append,
+                self.offsets_topic.max_batch_bytes,
+            ),
             LoopClock(wall_ms),
             CoordinatorSettings.of(self._settings.groups),
             topics=SubscribableTopics(self._topics, self._views),

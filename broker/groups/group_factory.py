@@ -58,6 +58,7 @@ class GroupFactory:
             stats,
             self._downgrade,
             metadata.note,
+            served.max_record_bytes,
         )
 
     def classic(self, state: State, offsets: CommittedOffsets) -> LiveClassicGroup:

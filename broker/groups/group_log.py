@@ -7,12 +7,14 @@ Rules
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import structlog
 
-from broker.groups.classic.model import Group
+from broker.groups.classic.model import Group, stored_bytes
 from broker.groups.live_classic_group import Clock, GroupStats
 from broker.groups.offsets.offsets_store import TopicIndex, group_record
+from broker.logging import RateLimitedLogger
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
@@ -22,8 +24,10 @@ from storage.errors import (
     RecordListTooLargeError,
     StorageError,
 )
+from storage.format.batch import HEADER_BYTES
 
-logger = structlog.get_logger("broker.groups")
+# Clients cause these lines: groups whose records are too large.
+limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.groups"))
 
 # Records are split into appends of about this size: far below any max.message.bytes, above any
 # single record of an offset.
@@ -53,8 +57,27 @@ class GroupLog:
             await asyncio.wait(self._appends, timeout=self._append_timeout_ms / 1000)
 
     def append_group(self, group: Group) -> "asyncio.Future[ErrorCode]":
-        """Start to append the metadata of a classic group."""
-        return self.append(group.group_id, [group_record(group)])
+        """Start to append the metadata of a classic group.
+
+        As in Kafka, the outcome is UNKNOWN_SERVER_ERROR if it exceeds max.message.bytes.
+        """
+        limit_bytes = self._store.max_batch_bytes(group.group_id)
+        size_bytes = HEADER_BYTES + stored_bytes(
+            (
+                ((group.protocol_name or "", member.metadata(group.protocol_name)),),
+                member.assignment,
+            )
+            for member in group.members.values()
+        )
+        if size_bytes <= limit_bytes:  # else its encoding would block the event loop
+            key, value = group_record(group)
+            size_bytes = HEADER_BYTES + len(key) + len(value or b"")
+            if size_bytes <= limit_bytes:
+                return self.append(group.group_id, [(key, value)])
+        refused: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        error = MessageTooLargeError(size_bytes, limit_bytes)
+        refused.set_result(self._worst(group.group_id, [error], ErrorCode.UNKNOWN_SERVER_ERROR))
+        return refused
 
     def append(
         self,
@@ -101,7 +124,9 @@ class GroupLog:
             if not isinstance(result, BaseException):
                 continue
             self._stats.append_errors += 1
-            logger.error("group append failed", group=group_id, reason=repr(result))
+            limited_logger.error(
+                "group append failed", subject=group_id, group=group_id, reason=repr(result)
+            )
             match result:
                 case MessageTooLargeError() | RecordListTooLargeError():
                     return too_large

@@ -97,6 +97,7 @@ class ConsumerGroupContext:
     stats: GroupStats
     downgrade: "Downgrade"
     resized: Callable[[str, int], None]
+    max_record_bytes: Callable[[str], int]  # of the classic group that it may become
     large_assignments: FairSlots = field(
         default_factory=partial(FairSlots, LARGE_ASSIGNMENTS_AT_ONCE)
     )
@@ -362,7 +363,12 @@ class LiveConsumerGroup:
             return JoinAnswer(refused.code, request.member_id)
 
     def _join_error(self, request: JoinRequested) -> ErrorCode:
-        error = classic_members.join_error(self.group, request, self._context.rules.max_size)
+        error = classic_members.join_error(
+            self.group,
+            request,
+            self._context.rules.max_size,
+            self._context.max_record_bytes(self.group.group_id),
+        )
         if error is ErrorCode.NONE and self.is_dead:
             error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return error

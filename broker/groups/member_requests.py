@@ -12,9 +12,11 @@ from typing import Final
 
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import yield_to_loop
+from broker.groups.classic.membership import outgrows_record
 from broker.groups.classic.model import (
     NO_MEMBER_ID,
     ErrorAnswer,
+    Group,
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
@@ -91,6 +93,8 @@ class MemberRequests:
         live = self._served.get(group_id)
         if not self._admits(group_id, live, request, creator):
             return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
+        if isinstance(live, LiveClassicGroup) and self._outgrows_record(live.group, request):
+            return JoinAnswer(ErrorCode.UNKNOWN_SERVER_ERROR, request.member_id)
         name = request.instance_id or request.client_id
         request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
         if isinstance(live, LiveConsumerGroup):
@@ -121,6 +125,15 @@ class MemberRequests:
         if live is not None and len(live.group.members) > LARGE_GROUP:
             async with self._turns.slot(group_id):
                 await yield_to_loop()
+
+    def _outgrows_record(self, group: Group, request: JoinRequested) -> bool:
+        static = request.instance_id is not None and group.static_member(request.instance_id)
+        return outgrows_record(
+            {member.member_id: member.stored for member in group.members.values()},
+            static.member_id if static else request.member_id,
+            request.protocols,
+            self._served.max_record_bytes(group.group_id),
+        )
 
     def _admits(
         self,

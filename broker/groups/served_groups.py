@@ -47,6 +47,10 @@ class ServedGroups:
         """Return the partition of __consumer_offsets that stores a group."""
         return self._store.partition_of(group_id)
 
+    def max_record_bytes(self, group_id: str) -> int:
+        """Return how large the record of a classic group may be."""
+        return self._store.max_batch_bytes(group_id)
+
     def get(self, group_id: str) -> AnyGroup | None:
         """Return a group, also while it is being deleted; None if there is none."""
         return self._groups.get(group_id)

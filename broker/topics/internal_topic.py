@@ -11,6 +11,7 @@ Rules
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
@@ -107,17 +108,32 @@ async def _acknowledged(partition: Partition, pending: "asyncio.Future[AppendInf
         await partition.wait_flushed(info.last_offset + 1)
 
 
+def _unbounded(_partition: int) -> int:
+    return sys.maxsize
+
+
 class KeyedLog:
     """Appends records to the partition of their key."""
 
-    def __init__(self, partition_count: int, append: Append) -> None:
+    def __init__(
+        self,
+        partition_count: int,
+        append: Append,
+        max_batch_bytes: Callable[[int], int] = _unbounded,
+    ) -> None:
+        """`max_batch_bytes` returns the limit of a partition; `append` does not check it."""
         assert partition_count > 0
         self.partition_count = partition_count
         self._append = append
+        self._max_batch_bytes = max_batch_bytes
 
     def partition_of(self, key: str) -> int:
         """Return the partition of a key."""
         return partition_of(key, self.partition_count)
+
+    def max_batch_bytes(self, key: str) -> int:
+        """Return how large a batch with records of a key may be."""
+        return self._max_batch_bytes(self.partition_of(key))
 
     def append(
         self, key: str, records: Sequence[LogRecord], producer: Producer | None = None
@@ -334,6 +350,11 @@ class InternalTopic(Generic[L]):
             done.set_result(None)
             return done
         return served.wait_flushed(info.last_offset + 1)
+
+    def max_batch_bytes(self, partition: int) -> int:
+        """Return max.message.bytes; no limit for a partition to which nothing can be appended."""
+        served = self._topics.partition(TopicPartition(self.name, partition))
+        return _unbounded(partition) if served is None else served.log.config.max_message_bytes
 
     def fail(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop serving the keys of partitions that are offline."""

@@ -1,14 +1,18 @@
 """Rules of membership: admission, the leader, and the protocol of a classic group."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from broker.groups.classic.model import (
+    NO_ASSIGNMENT,
     Empty,
     Group,
     GroupRules,
     JoinRequested,
     PreparingRebalance,
+    Protocols,
     State,
+    stored_bytes,
 )
 from protocol.errors import ErrorCode
 
@@ -29,6 +33,23 @@ def has_room(state: State, member_id: str, rules: GroupRules) -> bool:
         waiting = sum(1 for m in members.values() if m.join_waiter is not None)
         return waiting < rules.max_group_size
     return member_id in members or len(members) < rules.max_group_size
+
+
+def outgrows_record(
+    members: Mapping[str, tuple[Protocols, bytes]],
+    member_id: str,
+    protocols: Protocols,
+    limit_bytes: int,
+) -> bool:
+    """Return whether a join with these protocols makes a group too large for its record.
+
+    `members`: see `stored_bytes`. Kafka admits the member, and then can store no assignment.
+    """
+    others = dict(members)
+    before, assignment = others.pop(member_id, ((), NO_ASSIGNMENT))
+    if sum(len(data) for _, data in protocols) <= sum(len(data) for _, data in before):
+        return False
+    return stored_bytes((*others.values(), (protocols, assignment))) > limit_bytes
 
 
 def speaks_common_protocol(state: State, event: JoinRequested) -> bool:

@@ -6,7 +6,8 @@ Source of the behaviour: Kafka's classic group protocol (KIP-62 sessions and reb
 KIP-345 static members, KIP-394 member ids first, KIP-814 skipped assignments).
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,6 +48,20 @@ def memory_of(protocols: Protocols, *names: str | None) -> int:
     )
 
 
+def stored_bytes(members: Iterable[tuple[Protocols, bytes]]) -> int:
+    """Return how many bytes of metadata and assignments the record of a group has at most.
+
+    `members` are protocols and assignments. The record has the metadata for the protocol that is
+    elected, and which one that is can change with every member.
+    """
+    assignments, metadata_of = 0, Counter[str]()
+    for protocols, assignment in members:
+        assignments += len(assignment)
+        for name, metadata in protocols:
+            metadata_of[name] += len(metadata)
+    return assignments + max(metadata_of.values(), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One member. `protocols`: (name, metadata) in the order of its preference."""
@@ -71,6 +86,11 @@ class Member:
     def memory_bytes(self) -> int:
         """Return about how many bytes of memory it takes."""
         return len(self.assignment) + memory_of(self.protocols, self.instance_id, self.client_id)
+
+    @property
+    def stored(self) -> tuple[Protocols, bytes]:
+        """Return what `stored_bytes` counts."""
+        return self.protocols, self.assignment
 
     @property
     def waits(self) -> bool:

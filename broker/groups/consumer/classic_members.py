@@ -19,8 +19,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from broker.groups.classic.membership import elected_protocol
-from broker.groups.classic.model import NO_MEMBER_ID, Group, JoinRequested, Member, SyncRequested
+from broker.groups.classic.membership import elected_protocol, outgrows_record
+from broker.groups.classic.model import (
+    NO_ASSIGNMENT,
+    NO_MEMBER_ID,
+    Group,
+    JoinRequested,
+    Member,
+    SyncRequested,
+)
 from broker.groups.classic.subscription import (
     CONSUMER_PROTOCOL_TYPE,
     InvalidMetadataError,
@@ -61,8 +68,13 @@ UPGRADE_BYTES_MAX: Final = 512 << 10
 # Joining ------------------------------------------------------------------------------------------
 
 
-def join_error(group: ConsumerGroup, request: JoinRequested, max_members: int) -> ErrorCode:
-    """Return NONE if a classic member with this request may join, or join again."""
+def join_error(
+    group: ConsumerGroup, request: JoinRequested, max_members: int, max_record_bytes: int
+) -> ErrorCode:
+    """Return NONE if a classic member with this request may join, or join again.
+
+    `max_record_bytes` is the limit of the classic group that the group may become.
+    """
     if len(group.members) >= max_members and request.member_id not in group.members:
         return ErrorCode.GROUP_MAX_SIZE_REACHED
     names = {name for name, _ in request.protocols}
@@ -72,6 +84,15 @@ def join_error(group: ConsumerGroup, request: JoinRequested, max_members: int) -
     votes = Counter(name for each in classic for name, _ in each.protocols)
     if group.members and not any(votes[name] == len(classic) for name in names):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    stored = {
+        member.member_id: (member.classic.protocols, NO_ASSIGNMENT)
+        for member in group.members.values()
+        if member.classic is not None
+    }
+    static = request.instance_id is not None and group.static_member(request.instance_id)
+    member_id = static.member_id if static else request.member_id
+    if outgrows_record(stored, member_id, request.protocols, max_record_bytes):
+        return ErrorCode.UNKNOWN_SERVER_ERROR
     return ErrorCode.NONE
 
 

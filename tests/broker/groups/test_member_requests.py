@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
-from broker.groups import live_classic_group, member_requests
+from broker.groups import group_log, live_classic_group, member_requests
 from broker.groups.classic.model import (
     CompletingRebalance,
     Empty,
@@ -14,17 +14,19 @@ from broker.groups.classic.model import (
     GroupRules,
     JoinRequested,
     LeaveRequested,
+    PreparingRebalance,
     SessionsExpired,
     Stable,
     State,
     Step,
 )
 from broker.groups.classic.state import transition
-from broker.groups.offsets.offsets_store import LoadedPartition
+from broker.groups.offsets.offsets_store import LoadedPartition, group_record
 from broker.logging import LINES_PER_BURST
-from broker.topics.internal_topic import PartitionState
+from broker.topics.internal_topic import LogRecord, PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import MessageTooLargeError
+from storage.format.batch import HEADER_BYTES
 from tests.support.broker.groups.group_machine import REBALANCE_MS, SESSION_MS, join_request
 from tests.support.broker.groups.group_world import World
 from tests.support.clocks.virtual_clock import settle
@@ -252,6 +254,76 @@ async def test_a_group_record_that_is_too_large_fails_for_good() -> None:
     answer = await world.join()
     world.log.error = MessageTooLargeError(2, 1)
     assert (await world.sync(answer.member_id, 1)).error is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def sized(metadata_bytes: int, name: str = "range") -> tuple[tuple[str, bytes], ...]:
+    return ((name, bytes(metadata_bytes)),)
+
+
+async def test_an_assignment_above_the_limit_of_the_log_fails_before_it_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.log.max_batch_bytes = 10_000
+    answer = await world.join(protocols=sized(4_000))
+    with monkeypatch.context() as patch:
+        patch.delattr(group_log, "group_record")
+        refused = await world.sync(answer.member_id, 1, **{answer.member_id: bytes(6_000)})
+    assert refused.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert isinstance(world.state(), PreparingRebalance), "as in Kafka, members join again"
+    assert world.log.appends == []
+    again = await world.join(answer.member_id, protocols=sized(4_000))
+    synced = await world.sync(again.member_id, again.generation, **{again.member_id: bytes(5_000)})
+    assert synced.error is ErrorCode.NONE
+    before = world.state()
+    world.restart()
+    assert isinstance(before, Stable)
+    assert record_of(world.state()) == record_of(before)
+
+
+def record_of(state: object) -> LogRecord:
+    assert isinstance(state, Stable)
+    return group_record(state.group)
+
+
+async def test_a_batch_with_the_record_of_a_group_fits_the_limit_of_the_log() -> None:
+    world = World()
+    answer = await world.join(protocols=sized(4_000))
+    world.log.max_batch_bytes = HEADER_BYTES + 4_000 + 1
+    refused = await world.sync(answer.member_id, 1, **{answer.member_id: b"a"})
+    assert refused.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.log.appends == []
+
+
+async def test_members_that_no_record_could_hold_are_refused_before_a_rebalance() -> None:
+    world = World()
+    world.log.max_batch_bytes = 10_000
+    member = await world.stable(protocols=sized(4_000), instance_id="a")
+    large = sized(6_000)
+    for options in ({"instance_id": "b"}, {"version": 3}):
+        refused = await world.join(protocols=large, **options)
+        assert refused.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    refused = await world.join(protocols=sized(10_000), instance_id="a")
+    assert refused.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    state = world.state()
+    assert isinstance(state, Stable)
+    assert [*state.group.members] == [member]
+    other = await world.join(group_id="h", protocols=(*sized(5_000), *sized(5_000, "other")))
+    assert other.error is ErrorCode.NONE, "a record has the metadata for one protocol"
+
+
+async def test_a_stored_group_above_the_limit_is_served_and_does_not_grow() -> None:
+    world = World()
+    member = await world.stable(protocols=sized(20_000))
+    world.log.max_batch_bytes = 10_000
+    world.restart()
+    assert isinstance(world.state(), Stable)
+    assert world.heartbeat(member) is ErrorCode.NONE
+    refused = await world.join(protocols=sized(1), version=3)
+    assert refused.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    again = await world.join(member, protocols=sized(5_000))
+    synced = await world.sync(member, again.generation, **{member: b"a"})
+    assert synced.error is ErrorCode.NONE
 
 
 async def test_a_group_nobody_came_back_to_is_forgotten() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
+from protocol.errors import ErrorCode
 from storage.errors import NoRoomError, OffsetOutOfRangeError, StorageError
 from storage.log.log_reader import LogReader
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.groups.group_machine import join_request
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -39,6 +41,20 @@ async def test_only_the_event_loop_uses_the_segments_of_a_partition_that_is_load
         await loaded(broker)
         assert broker.coordinators.groups.stats.records_loaded == 1
     assert threads == {threading.get_ident()}
+
+
+async def test_max_message_bytes_of_the_topic_bounds_the_record_of_a_group() -> None:
+    settings = {"offsets_partitions": 1, "initial_rebalance_delay_ms": 0}
+    async with broker_in_memory(MemoryEnv(seed=5), groups=settings) as broker:
+        await broker.coordinators.offsets_topic.ensure()
+        members = broker.coordinators.groups.members
+        for instance_id, metadata_bytes, error in (
+            ("a", 600_000, ErrorCode.NONE),
+            ("b", 448_589, ErrorCode.UNKNOWN_SERVER_ERROR),
+        ):
+            protocols = (("range", bytes(metadata_bytes)),)
+            request = join_request(instance_id=instance_id, protocols=protocols)
+            assert (await members.join("g", request)).error is error
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,20 @@ async def test_members_with_large_metadata_keep_a_group_classic() -> None:
     assert isinstance(world.state(), Stable)
 
 
+async def test_classic_members_fit_the_record_of_the_group_that_they_may_form() -> None:
+    world = make_world()
+    world.log.max_batch_bytes = 10_000
+    modern = Client(world, "a")
+    first, second = (
+        ClassicClient(world, name, topics=frozenset({"orders", name * 6_000})) for name in "bc"
+    )
+    await modern.heartbeat()
+    assert (await first.join()).error is ErrorCode.NONE
+    assert (await second.join()).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    await modern.leave()
+    assert [*world.state().group.members] == [first.member_id]  # type: ignore[attr-defined]
+
+
 async def test_a_group_that_changes_its_protocol_still_counts_for_the_metadata_budget() -> None:
     large_bytes = 9_950  # of 10,000; the two members of the other group take some thousand more
     world = make_world(max_metadata_bytes=64 * 10_000)

@@ -46,7 +46,8 @@ class World:
 
     def _coordinator(self) -> GroupCoordinator:
         ids = count()
-        store = KeyedLog(len(self.log.batches), self.log.append)
+        limit = lambda _partition: self.log.max_batch_bytes  # noqa: E731
+        store = KeyedLog(len(self.log.batches), self.log.append, limit)
         new_id = lambda: f"id{next(ids)}"  # noqa: E731
         return GroupCoordinator(store, self.clock, self.settings, new_id, self.topics)
 

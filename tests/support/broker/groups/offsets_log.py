@@ -23,6 +23,7 @@ class OffsetsLog:
         self.batches: list[list[bytes]] = [[] for _ in range(partition_count)]
         self.ends = [0] * partition_count
         self.appends: list[list[LogRecord]] = []
+        self.max_batch_bytes = 1_048_588
         self.held = False
         self.error: Exception | None = None
         self._waiting: list[asyncio.Future[None]] = []
