@@ -7,7 +7,7 @@ import { Help, readable, SettingInput } from "./setting_input.js";
 const SOURCES = {
   unknown: ["policy unknown", "warn"],
   dynamic_topic: ["set on this topic", "busy"],
-  static_broker: ["settings file", "plain"],
+  static_broker: ["settings file or option", "plain"],
   option: ["option", "plain"],
   dynamic_broker: ["set on the broker", "plain"],
 };
