@@ -140,15 +140,20 @@ def encode_response(api_key: int, version: int, correlation_id: int, body: Messa
 
 def encode_response_sliced(
     api_key: int, version: int, correlation_id: int, body: Message
-) -> Generator[None, None, list[bytes]]:
-    """Like `encode_response`, with pauses; return parts in wire order, without a long join."""
+) -> Generator[int, None, list[bytes]]:
+    """Like `encode_response`, with pauses; return parts in wire order, without a long join.
+
+    Each pause yields the number of bytes that are encoded so far.
+    """
     encoder = _sliced_encoder(api_key, version)
     pieces = [_response_header(api_key, version, correlation_id)]
     parts: list[bytes] = []
+    encoded_bytes = 0
     for _ in encoder(pieces.append, body):
         parts.append(b"".join(pieces))
         pieces.clear()
-        yield
+        encoded_bytes += len(parts[-1])
+        yield encoded_bytes
     parts.append(b"".join(pieces))
     parts[0] = _SIZE.pack(sum(map(len, parts))) + parts[0]
     return parts

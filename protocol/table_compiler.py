@@ -9,7 +9,8 @@ trailing bytes (librdkafka sends some). Invalid input raises ProtocolError or on
 SHORT_READ_ERRORS, which the caller translates.
 
 A sliced codec is a generator that pauses after every ELEMENTS_PER_SLICE rows (elements and tagged
-fields), because a message of 100,000 rows takes tens of milliseconds. A sliced decoder has a limit
+fields), because a message of 100,000 rows takes tens of milliseconds. An encoder also pauses after
+about 256 KiB of strings. A sliced decoder has a limit
 on rows. It reads from a memoryview that must not change meanwhile; fields of type `records` are
 views of it.
 
@@ -31,6 +32,7 @@ from protocol.schema import Field, Struct
 # about 200 bytes an element this bounds the memory for a frame of 100 MB.
 MAX_ELEMENTS: Final = 1_000_000
 ELEMENTS_PER_SLICE: Final = 512  # 0.5 us each, 2 us with many fields
+BYTES_PER_ROW: Final = 512  # an encoded string of more counts as several rows: 256 KiB in a slice
 SHORT_READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
 MAX_VARINT_BYTES: Final = 5  # an unsigned varint of 32 bits
 
@@ -537,7 +539,8 @@ class _EncoderSource(_Source):
             self.add(f"{name} = {encoded}")
             length = f"len({name})"
         self.length(length, _LENGTH_BYTES[field.type])
-        self.add(f"{self.write}({name})")
+        more_rows = f"; rows -= len({name}) // {BYTES_PER_ROW}" if self.sliced else ""
+        self.add(f"{self.write}({name}){more_rows}")
 
     def _nested(self, field: Field, source: str) -> None:
         if not self.nullable(field):

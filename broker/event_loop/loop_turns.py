@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 _T = TypeVar("_T")
+_Progress = TypeVar("_Progress")
 
 # A fifth of the time that a task may block the loop, because the last step of a turn may be long.
 TURN_SECONDS: Final = 0.002
@@ -58,14 +59,22 @@ class Turns:
             yield row
 
 
-async def run_in_turns(slices: Generator[None, None, _T]) -> _T:
-    """Run work that comes in slices; yield to the loop after each. Return its result."""
+async def run_in_turns(
+    slices: Generator[_Progress, None, _T],
+    wait_for_room: Callable[[_Progress], Awaitable[None]] | None = None,
+) -> _T:
+    """Run work that comes in slices; yield to the loop after each. Return its result.
+
+    `wait_for_room` gets what a slice yields, and delays the next one.
+    """
     while True:
         try:
-            next(slices)
+            progress = next(slices)
         except StopIteration as stop:
             result: _T = stop.value
             return result
+        if wait_for_room is not None:
+            await wait_for_room(progress)
         await yield_to_loop()
 
 

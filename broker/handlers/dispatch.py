@@ -29,6 +29,7 @@ from broker.event_loop.loop_turns import (
 )
 from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
 from broker.network.request_context import RequestContext, Services
+from broker.network.response_memory import RESPONSE_BYTES_MAX
 from broker.security.certificate_name import distinguished_name
 from broker.security.principal import ANONYMOUS, Principal
 from config.address import Address
@@ -214,11 +215,21 @@ class Dispatcher:
     ) -> Response:
         """Encode in slices, because a small request may have a response of thousands of rows."""
         self._throttle(context, body)
+        key, version = header.api_key, header.api_version
         parts = await run_in_turns(
-            encode_response_sliced(header.api_key, header.api_version, header.correlation_id, body)
+            encode_response_sliced(key, version, header.correlation_id, body),
+            partial(self._wait_for_room, context, key),
         )
         await free_rows(body)
         return parts
+
+    async def _wait_for_room(self, context: RequestContext, key: int, encoded_bytes: int) -> None:
+        """Reserve memory for what is encoded of a response. Raises CloseConnectionError."""
+        if encoded_bytes > RESPONSE_BYTES_MAX:
+            reason = f"the response to {self._labels[key]} has more than {RESPONSE_BYTES_MAX} bytes"
+            raise CloseConnectionError(reason)
+        if context.response_memory is not None:
+            await context.response_memory.grow_to(encoded_bytes)
 
     async def _timed(
         self,
@@ -287,6 +298,7 @@ def make_context(connection: Connection, services: Services) -> RequestContext:
             listener=connection.listener,
             mute=connection.mute,
             has_left=connection.client_has_left,
+            response_memory=connection.response_memory,
             principal=_principal_of(connection, services),
         )
         if services.quotas.enforced:

@@ -4,7 +4,7 @@ Rules. A connection handles one request at a time, as in Kafka: while a request 
 a join, an fsync) the connection is muted, and pipelined requests stay in the socket. It reads
 nothing until the response has been sent, so a client that stops reading delays only itself. It also
 reads nothing while the budget of all receive buffers has no room for a frame that has begun
-(receive_budget.py). Invalid bytes from a client close its connection and write one log line. An
+(buffer_budget.py). Invalid bytes from a client close its connection and write one log line. An
 idle connection is closed by the listener (listener.py).
 """
 
@@ -19,9 +19,10 @@ import structlog
 
 from broker.event_loop.loop_turns import TURN_SECONDS
 from broker.logging import RateLimitedLogger
+from broker.network.buffer_budget import BufferBudget
 from broker.network.framing import INITIAL_BYTES, FrameReader
-from broker.network.receive_budget import ReceiveBudget
 from broker.network.request_context import RequestContext
+from broker.network.response_memory import ResponseMemory
 from broker.network.socket_writer import Part, SocketWriter
 from broker.network.tls_channel import TlsChannel, TlsWriter
 from config.settings import ListenerSettings
@@ -83,7 +84,8 @@ class ConnectionOwner(Protocol):
     """The part of the listener that connections use."""
 
     handler: RequestHandler
-    budget: ReceiveBudget
+    budget: BufferBudget
+    response_budget: BufferBudget
 
     @property
     def max_request_bytes(self) -> int:
@@ -133,6 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self._only_waits = False  # the waiting request changes nothing (long poll, join)
         self._reading = True
         self._reserved_bytes = 0  # of the budget of all receive buffers
+        self.response_memory = ResponseMemory(owner.response_budget, lambda: self.client)
         self.receiving_since = 0.0  # loop time of the first byte of the incomplete request
         self._open = False
         self._is_accepted = False  # it has a writer, and its owner knows it
@@ -330,6 +333,7 @@ class Connection(asyncio.BufferedProtocol):
     def _release(self) -> None:
         self._reserved_bytes = 0
         self._owner.budget.forget(self)
+        self.response_memory.release()
 
     def _has_room(self) -> bool:
         """Reserve memory for the next bytes; return False if there is none.
@@ -396,12 +400,9 @@ class Connection(asyncio.BufferedProtocol):
         except ssl.SSLError as error:
             self._refuse_tls(error)
             return
-        except Exception as error:
-            logger.error(
-                "request failed", subject=self.peer_host, peer=self._peer(), exc_info=error
-            )
+        except Exception as error:  # noqa: BLE001 - logged
             self._flush(out)
-            self.close(f"internal error: {type(error).__name__}")
+            self._fail(error)
             return
         self._flush(out)
         if self._finishing and not self.busy:
@@ -439,13 +440,19 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def _flush(self, out: list[Part]) -> None:
-        if out and not self._writer.closed:
-            if len(out) == 1 and isinstance(out[0], bytes):
-                self._writer.write_bytes(out[0])
-            elif all(isinstance(part, bytes) for part in out):
-                self._writer.write_bytes(b"".join(cast("list[bytes]", out)))
-            else:
-                self._writer.write(out)
+        try:
+            if out and not self._writer.closed:
+                self._write(out)
+        except MemoryError as error:
+            self._fail(error)
+
+    def _write(self, out: list[Part]) -> None:
+        if len(out) == 1 and isinstance(out[0], bytes):
+            self._writer.write_bytes(out[0])
+        elif _is_joined(out):
+            self._writer.write_bytes(b"".join(cast("list[bytes]", out)))
+        else:
+            self._writer.write(out)
 
     def _wait_for(self, answer: Awaitable[Response]) -> None:
         self._waiting = asyncio.ensure_future(answer)
@@ -463,14 +470,17 @@ class Connection(asyncio.BufferedProtocol):
                 out: list[Part] = []
                 _collect(out, answer)
                 self._flush(out)
+                if self._writer.idle:
+                    self.response_memory.release()
             self._pump()
         elif isinstance(error, CloseConnectionError | ProtocolError):
             self._refuse(error)
         else:
-            logger.error(
-                "request failed", subject=self.peer_host, peer=self._peer(), exc_info=error
-            )
-            self.close(f"internal error: {type(error).__name__}")
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        logger.error("request failed", subject=self.peer_host, peer=self._peer(), exc_info=error)
+        self.close(f"internal error: {type(error).__name__}")
 
     def _refuse(self, error: CloseConnectionError | ProtocolError) -> None:
         if isinstance(error, CloseConnectionError):
@@ -497,6 +507,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = listen
 
     def _drained(self) -> None:
+        self.response_memory.release()
         self._pump()
 
     def _write_failed(self, error: OSError) -> None:
@@ -509,6 +520,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _peer(self) -> str:
         return f"{self.peer_host}:{self.peer_port}"
+
+
+def _is_joined(out: list[Part]) -> bool:
+    """Return whether parts are sent faster as one: without files, and not too long to copy."""
+    return all(isinstance(part, bytes) for part in out) and (
+        sum(map(len, cast("list[bytes]", out))) <= 2 * GATHERED_BYTES_MAX
+    )
 
 
 def _collect(out: list[Part], answer: Response) -> int:

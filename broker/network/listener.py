@@ -23,8 +23,8 @@ from typing import Final
 import structlog
 
 from broker.network.acceptor import Acceptor
+from broker.network.buffer_budget import BufferBudget
 from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
-from broker.network.receive_budget import ReceiveBudget
 from broker.quotas.connection_rates import ConnectionRates
 from broker.security.tls import ServerTls
 from config.settings import LimitSettings, ListenerSettings
@@ -44,6 +44,9 @@ RECEIVE_STALL_SECONDS = 10.0
 # So is one whose request is incomplete after this time, even if bytes arrive steadily: twice the
 # default of request.timeout.ms, so its client has given up.
 RECEIVE_SECONDS_MAX = 60.0
+# The same times for a client that reads its response, while others wait to encode theirs.
+SEND_STALL_SECONDS = 10.0
+SEND_SECONDS_MAX = 60.0
 # Eviction candidates that a search returns, and the time between searches: a search visits all
 # connections of an address, which takes a millisecond for four thousand.
 EVICT_BATCH = 32
@@ -107,7 +110,8 @@ class Listener:
     tls: ServerTls | None = None  # of new connections; a reload replaces it
     new_gate: Callable[[], AuthenticationGate] | None = None  # of a connection with SASL
     rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
-    budget: ReceiveBudget = field(init=False)
+    budget: BufferBudget = field(init=False)
+    response_budget: BufferBudget = field(init=False)
     _by_address: dict[str, set[Connection]] = field(default_factory=dict)
     _eviction_candidates: list[tuple[Connection, float]] = field(default_factory=list)
     _next_search_at: float = 0.0
@@ -116,9 +120,13 @@ class Listener:
     _sweeper: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        """Create the budget of all receive buffers."""
-        self.budget = ReceiveBudget(
-            self.limits.max_queued_bytes, lambda work: asyncio.get_running_loop().call_soon(work)
+        """Create the budgets of all receive buffers and of all responses."""
+        self.budget, self.response_budget = (
+            BufferBudget(
+                self.limits.max_queued_bytes,
+                lambda work: asyncio.get_running_loop().call_soon(work),
+            )
+            for _ in range(2)
         )
 
     @property
@@ -275,12 +283,7 @@ class Listener:
         """Close connections that are idle or stalled for too long at loop time `now`."""
         for connection in tuple(self.connections):
             if connection.stalled:
-                seen = self._progress.setdefault(connection, _Progress(since=now))
-                if seen.sent != connection.bytes_sent:
-                    seen.sent, seen.since = connection.bytes_sent, now
-                elif now - seen.since > STALL_SECONDS:
-                    self.stats.closed_stalled += 1
-                    connection.close("the client does not read its responses")
+                self._sweep_stalled(connection, now)
                 continue
             self._progress.pop(connection, None)
             open_for = now - connection.opened_at
@@ -309,6 +312,23 @@ class Listener:
             elif now - connection.idle_since > self.limits.max_idle_seconds:
                 self.stats.closed_idle += 1
                 connection.close("idle")
+
+    def _sweep_stalled(self, connection: Connection, now: float) -> None:
+        seen = self._progress.setdefault(connection, _Progress(since=now))
+        if seen.sent != connection.bytes_sent:
+            seen.sent, seen.since = connection.bytes_sent, now
+        stalled_for = now - seen.since
+        if stalled_for > STALL_SECONDS:
+            self.stats.closed_stalled += 1
+            connection.close("the client does not read its responses")
+        elif connection.response_memory.is_needed and (
+            stalled_for > SEND_STALL_SECONDS or now - connection.last_active > SEND_SECONDS_MAX
+        ):
+            self.stats.closed_stalled += 1
+            connection.close(
+                "memory for responses is short, and the client did not read its response in time: "
+                f"no byte in {SEND_STALL_SECONDS:.0f} s, or not all in {SEND_SECONDS_MAX:.0f} s"
+            )
 
 
 def address_of(host: str) -> str:

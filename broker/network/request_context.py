@@ -17,6 +17,7 @@ from broker.groups.topic_regex import EVERYTHING, TopicViewer
 from broker.inspection.keyless_records import KeylessSampler
 from broker.inspection.record_reader import RecordReader
 from broker.network.fetch_sessions import FetchSessions
+from broker.network.response_memory import ResponseMemory
 from broker.quotas.client_quotas import ClientMeters, ClientQuotas
 from broker.security.acls import CLUSTER_NAME, WILDCARD, Operation, ResourceType
 from broker.security.audit import log_denied
@@ -144,6 +145,8 @@ class RequestContext:
     mute: Callable[[float], None]  # read no request for this many seconds (KIP-219)
     principal: Principal = ANONYMOUS
     has_left: Callable[[], bool] = lambda: False  # whether the client has closed the connection
+    # Of the response that is being encoded; None for a request that came without a frame.
+    response_memory: ResponseMemory | None = None
     cursors: Cursors = field(default_factory=dict)  # positions of this connection in views
     meters: ClientMeters | None = None  # of the present request; None if no quota is enforced
     _permitted: _Permitted = field(default_factory=lambda: _Permitted(ANONYMOUS, -1))

@@ -287,6 +287,7 @@ async def _select(
 ) -> list[tuple[str, list[tuple[int, CommittedOffset]]]]:
     """Return the requested offsets by topic, -1 without a commit.
 
+    Return each partition once, even if it is named often: an offset may have much metadata.
     If None is given, return all offsets of topics that the client may describe.
     """
     chosen: dict[str, list[tuple[int, CommittedOffset]]] = {}
@@ -301,11 +302,14 @@ async def _select(
                 del chosen[topic]
         return sorted(chosen.items(), key=itemgetter(0))
     rows = []
+    selected: set[TopicIndex] = set()
     for topic, indexes in requested:
         values = []
         for index in indexes:
             await turns.take()
-            values.append((index, offsets.get((topic, index), NOTHING_COMMITTED)))
+            if (topic, index) not in selected:
+                selected.add((topic, index))
+                values.append((index, offsets.get((topic, index), NOTHING_COMMITTED)))
         await turns.take()
         rows.append((topic, values))
     return rows

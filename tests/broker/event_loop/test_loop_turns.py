@@ -236,6 +236,17 @@ def test_encoding_pauses_after_each_slice() -> None:
     assert pauses == 10_000 // ELEMENTS_PER_SLICE
 
 
+def test_encoding_pauses_after_long_strings() -> None:
+    """A slice has 256 KiB, and a string more."""
+    keys = [f"{index}".ljust(16_000) for index in range(100)]
+    rows = [m.FindCoordinatorResponseCoordinator(key=key) for key in keys]
+    body = m.FindCoordinatorResponse(coordinators=rows)
+    slices = codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body)
+    parts, _ = drained(slices)
+    assert b"".join(parts) == codec.encode_response(ApiKey.FIND_COORDINATOR, 4, 1, body)
+    assert max(map(len, parts)) < (256 << 10) + 20_000
+
+
 def test_a_request_in_slices_has_a_largest_number_of_elements() -> None:
     body = m.DeleteGroupsRequest(groups_names=[""] * (ROWS_MAX + 1))
     frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]

@@ -541,6 +541,15 @@ async def test_a_group_that_is_named_often_is_told_of_once() -> None:
     assert [group.group_id for group in answer.groups] == ["g"]
 
 
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
+async def test_a_partition_that_is_named_often_is_fetched_once(version: int) -> None:
+    client = Client()
+    await client.commit(index=1, offset=9)
+    answer = await client.fetch(version, {"orders": [1, 0] * 500})
+    rows = [(p.partition_index, p.committed_offset) for t in answer.topics for p in t.partitions]
+    assert rows == [(1, 9), (0, -1)]
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_GROUPS))
 async def test_an_unknown_group_is_dead(version: int) -> None:
     body = m.DescribeGroupsRequest(groups=["nobody"])

@@ -42,6 +42,7 @@ def fake_connection(context: RequestContext | None = None) -> Connection:
         peer_certificate=None,
         mute=lambda _seconds: None,
         client_has_left=lambda: False,
+        response_memory=None,
     )
     return cast(Connection, peer)
 

@@ -1,4 +1,7 @@
-"""One budget over the receive buffers of all connections (Kafka's queued.max.request.bytes).
+"""One budget over the buffers of all connections, in one direction.
+
+There is one for requests that are received (Kafka's queued.max.request.bytes), which the rules
+below describe, and one for responses that are encoded or sent (response_memory.py).
 
 Rules
 - The budget counts the bytes of each buffer beyond its first INITIAL_BYTES. A connection reserves
@@ -31,7 +34,7 @@ OUTDATED_NOTES_MAX: Final = 1_000
 
 
 class BudgetUser(Protocol):
-    """What the budget needs of a connection."""
+    """What the budget needs of a connection or of its response."""
 
     @property
     def is_stranger(self) -> bool:
@@ -56,7 +59,7 @@ class BudgetUser(Protocol):
         ...
 
 
-class ReceiveBudget:
+class BufferBudget:
     """The memory that each connection has reserved, and the queue of those that wait."""
 
     def __init__(self, limit_bytes: int, call_soon: Callable[[Callable[[], None]], object]) -> None:

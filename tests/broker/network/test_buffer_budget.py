@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.network.receive_budget import ReceiveBudget
+from broker.network.buffer_budget import BufferBudget
 from tests.support.draws import cases
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ class Client:
     """A connection whose frame needs `wanted` bytes, in steps."""
 
     def __init__(
-        self, budget: ReceiveBudget, *, is_stranger: bool = False, client: str | None = None
+        self, budget: BufferBudget, *, is_stranger: bool = False, client: str | None = None
     ) -> None:
         self.budget = budget
         self.client = client or str(id(self))
@@ -75,12 +75,12 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def budget(loop: Loop) -> ReceiveBudget:
-    return ReceiveBudget(LIMIT, loop.call_soon)
+def budget(loop: Loop) -> BufferBudget:
+    return BufferBudget(LIMIT, loop.call_soon)
 
 
 def test_who_finds_no_room_waits_and_goes_on_when_others_are_done(
-    loop: Loop, budget: ReceiveBudget
+    loop: Loop, budget: BufferBudget
 ) -> None:
     first, over, last = Client(budget), Client(budget), Client(budget)
     assert first.ask(LIMIT)
@@ -93,7 +93,7 @@ def test_who_finds_no_room_waits_and_goes_on_when_others_are_done(
     assert (budget.used_bytes, budget.waiting) == (2 * MIB, 0)
 
 
-def test_those_who_wait_are_served_in_order(loop: Loop, budget: ReceiveBudget) -> None:
+def test_those_who_wait_are_served_in_order(loop: Loop, budget: BufferBudget) -> None:
     holder, over = Client(budget), Client(budget)
     assert holder.ask(LIMIT)
     assert over.ask(1)
@@ -108,7 +108,7 @@ def test_those_who_wait_are_served_in_order(loop: Loop, budget: ReceiveBudget) -
     assert [client.held for client in waiting] == [0, 6 * MIB, MIB]
 
 
-def test_buffers_that_idle_clients_keep_are_given_back_first(budget: ReceiveBudget) -> None:
+def test_buffers_that_idle_clients_keep_are_given_back_first(budget: BufferBudget) -> None:
     """As many as it takes."""
     idle = [Client(budget) for _ in range(10)]
     for client in idle:
@@ -122,7 +122,7 @@ def test_buffers_that_idle_clients_keep_are_given_back_first(budget: ReceiveBudg
 
 
 def test_strangers_lose_their_buffers_before_a_working_client_waits(
-    budget: ReceiveBudget,
+    budget: BufferBudget,
 ) -> None:
     """Of those the largest first, and no more than it takes."""
     small, large = Client(budget, is_stranger=True), Client(budget, is_stranger=True)
@@ -133,7 +133,7 @@ def test_strangers_lose_their_buffers_before_a_working_client_waits(
     assert (large.is_closed, small.is_closed, budget.closed) == (True, False, 1)
 
 
-def test_strangers_alone_hold_no_more_than_the_budget(budget: ReceiveBudget) -> None:
+def test_strangers_alone_hold_no_more_than_the_budget(budget: BufferBudget) -> None:
     """Fifteen frames of 90 MB that never become complete."""
     strangers = [Client(budget, is_stranger=True) for _ in range(15)]
     for _ in range(9):
@@ -145,7 +145,7 @@ def test_strangers_alone_hold_no_more_than_the_budget(budget: ReceiveBudget) -> 
     assert client.ask(LIMIT)
 
 
-def test_finding_memory_does_not_search_all_connections(budget: ReceiveBudget) -> None:
+def test_finding_memory_does_not_search_all_connections(budget: BufferBudget) -> None:
     """Those in the middle of a request are asked once, however often others want memory."""
     clients = [Client(budget) for _ in range(1_000)]
     for client in clients:
@@ -158,7 +158,7 @@ def test_finding_memory_does_not_search_all_connections(budget: ReceiveBudget) -
     assert sum(client.give_backs for client in clients) == 1_000
 
 
-def test_who_has_sent_a_request_since_it_reserved_is_not_closed(budget: ReceiveBudget) -> None:
+def test_who_has_sent_a_request_since_it_reserved_is_not_closed(budget: BufferBudget) -> None:
     client, stranger = Client(budget, is_stranger=True), Client(budget, is_stranger=True)
     assert client.ask(6 * MIB)
     client.is_stranger = False
@@ -168,7 +168,7 @@ def test_who_has_sent_a_request_since_it_reserved_is_not_closed(budget: ReceiveB
 
 
 def test_a_client_with_many_connections_leaves_memory_for_others(
-    loop: Loop, budget: ReceiveBudget
+    loop: Loop, budget: BufferBudget
 ) -> None:
     attackers = [Client(budget, client="a") for _ in range(100)]
     for _ in range(4):
@@ -194,7 +194,7 @@ def test_a_client_with_many_connections_leaves_memory_for_others(
     assert not any((budget._counted, budget._client_bytes, budget._held_back, budget._over_share))
 
 
-def test_a_client_gets_the_buffers_that_it_keeps_for_later(budget: ReceiveBudget) -> None:
+def test_a_client_gets_the_buffers_that_it_keeps_for_later(budget: BufferBudget) -> None:
     idle = [Client(budget, client="a") for _ in range(5)]
     for client in idle:
         assert client.ask(MIB)
@@ -209,7 +209,7 @@ def test_every_frame_of_a_working_client_is_received_in_the_end(seed: int, owner
     print("seed", seed)
     rng, loop = random.Random(seed), Loop()
     limit = rng.choice((MIB, LIMIT))
-    budget = ReceiveBudget(limit, loop.call_soon)
+    budget = BufferBudget(limit, loop.call_soon)
     clients = [Client(budget, client=str(rng.randrange(owners))) for _ in range(12)]
     expected = {client: rng.randrange(1, 8 * MIB) for client in clients}
     for _ in range(10_000):
