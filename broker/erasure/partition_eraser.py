@@ -36,6 +36,7 @@ from cleaner.key_search import (
     KeySearch,
     KeySearchResult,
     SearchedFolder,
+    UnreadableFile,
     file_state,
 )
 from cleaner.remote_compaction import Purpose
@@ -52,6 +53,7 @@ from storage.errors import StorageError
 from storage.format import filenames
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
+from storage.view.manifest import VIEW_FOLDER
 
 LOOK_SECONDS: Final = 0.5
 OFFLINE_SECONDS: Final = 5.0
@@ -195,10 +197,8 @@ class PartitionEraser:
             return part
         progress.found, progress.records, progress.cleans = result.found, result.records, 0
         if result.unreadable:
-            file = result.unreadable[0]
-            raise StorageError(
-                f"{file.state.path} cannot be searched from byte {file.position} on: {file.reason}"
-            )
+            files = result.unreadable[:NAMED_FILES]
+            raise StorageError(". ".join(_note_unreadable(served, file) for file in files))
         if not result.found:
             offline = next((each for each in self._directories() if not each.is_online), None)
             if offline is not None:
@@ -435,6 +435,24 @@ def _search_of(served: Partition, key: bytes, end: int, copies: frozenset[str]) 
         ),
         config.varve_decompressed_batch_bytes,
         config.varve_view_version_header if config.has_view else "",
+    )
+
+
+def _note_unreadable(served: Partition, file: UnreadableFile) -> str:
+    """Say why a file cannot be searched and what to do; record damage of the log."""
+    path, position, (topic, number) = file.state.path, file.position, served.partition
+    text = f"{path} cannot be searched from byte {position} on: {file.reason}"
+    if path.endswith(filenames.DAMAGED_BYTES):
+        return f"{text}. Delete the file when you no longer need it"
+    if path.startswith(f"{served.log.directory}/{VIEW_FOLDER}/"):
+        return f"{text}. `varve view compact {topic} {number} --from-scratch` makes the view again"
+    damage = served.log.damage.mark(path, position, file.reason)
+    if damage is None or damage.is_served:
+        return text
+    first, last = damage.first_offset, damage.next_offset - 1
+    return (
+        f"{text}. `varve log skip {topic} {number} --offset {first}` removes offsets {first} to "
+        f"{last} from the log, and keeps their bytes in a file, which has to be deleted as well"
     )
 
 

@@ -9,13 +9,17 @@ Rules
 - If nothing is found, the folders are synced: no deleted name comes back after a power loss.
 - Files come and go meanwhile. A file that is gone may have been copied before, so the folders are
   listed again until no file is new; a file that has changed is new.
-- A file with an unreadable part is reported, because it may have records of the key.
+- A file with an unreadable part is reported, because it may have records of the key: a batch with a
+  wrong checksum, and one whose offset does not fit between its neighbours, because no checksum
+  covers it. So are the bytes that an operator removed from the log as damaged. A file that was gone
+  or replaced in the end is not reported.
 - Memory: a chunk and its largest batch, unpacked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from cleaner.job import CleanAbortedError, JobControl
@@ -29,16 +33,18 @@ from cleaner.key_search import (
     file_state,
 )
 from storage.env import Env, File
-from storage.errors import StorageError
+from storage.errors import CorruptBatchError, StorageError
+from storage.format import filenames
 from storage.format.batch import (
     BatchHeader,
     Record,
     iterate_records,
     unpack_records,
+    verify_crc,
     walk_headers,
     write_varint,
 )
-from storage.format.filenames import LOG
+from storage.segments.verify import why_misplaced
 
 CHUNK_BYTES: Final = 4 << 20
 FOUND_MAX: Final = 1000  # files that a result names
@@ -56,6 +62,20 @@ def search_files(env: Env, search: KeySearch, control: JobControl) -> KeySearchR
     return _Search(env, search, control).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _ListedFile:
+    """A file as the last listing had it. `offsets` are those that its batches may have."""
+
+    state: FileState
+    folder: SearchedFolder
+    offsets: range
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether it is the active segment."""
+        return self.state.path == self.folder.active
+
+
 class _Search:
     """One search."""
 
@@ -66,8 +86,8 @@ class _Search:
         shortest, *longer = _lengths(len(search.key))
         self._shortest = shortest + search.key
         self._longer = [length + search.key for length in longer]
-        self._found: list[FoundFile] = []
-        self._unreadable: list[UnreadableFile] = []
+        self._found: dict[FileState, FoundFile] = {}
+        self._unreadable: dict[_ListedFile, UnreadableFile] = {}
         self._tally = _Tally()
         self._folders: set[str] = set()
         self._files = self._bytes_read = 0
@@ -75,32 +95,27 @@ class _Search:
     def run(self) -> KeySearchResult:
         """Search until a listing of the folders has no file that was not searched."""
         started = self._env.monotonic()
-        seen: set[FileState] = set()
+        seen: set[_ListedFile] = set()
         for _ in range(ROUNDS_MAX):
-            new = [
-                (state, folder)
-                for folder in self._search.folders
-                for state in self._list(folder)
-                if state not in seen
-            ]
+            listed = [file for folder in self._search.folders for file in self._list(folder)]
+            new = [file for file in listed if file not in seen]
             if not new:
                 break
-            self._total = sum(state.size_bytes for state, _ in new) + self._bytes_read
-            for state, folder in new:
-                if self._search_file(state, folder):
-                    seen.add(state)
+            self._total = sum(file.state.size_bytes for file in new) + self._bytes_read
+            seen.update(file for file in new if self._search_file(file))
         else:
             raise FilesChangeError("files of the partition came and went during the whole search")
         if not self._found:
             self._sync_folders()
-        tally = self._tally
+        tally, found = self._tally, tuple(self._found.values())
+        unreadable = [self._unreadable[file] for file in listed if file in self._unreadable]
         return KeySearchResult(
             files=self._files,
             bytes_read=self._bytes_read,
             seconds=self._env.monotonic() - started,
-            found=tuple(self._found[:FOUND_MAX]),
-            unreadable=tuple(self._unreadable[:FOUND_MAX]),
-            records=sum(file.records for file in self._found),
+            found=found[:FOUND_MAX],
+            unreadable=tuple(unreadable[:FOUND_MAX]),
+            records=sum(file.records for file in found),
             tombstones=tally.tombstones,
             latest_ms=tally.latest_ms,
             version=tally.version,
@@ -111,7 +126,7 @@ class _Search:
             with suppress(FileNotFoundError):
                 self._env.sync_dir(path)
 
-    def _list(self, folder: SearchedFolder) -> Iterator[FileState]:
+    def _list(self, folder: SearchedFolder) -> Iterator[_ListedFile]:
         """Yield the files with batches below a folder; the active segment without its length."""
         waiting = [(folder.path, 0)]
         while waiting:
@@ -121,41 +136,47 @@ class _Search:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             self._folders.add(path)
+            offsets_of = {} if depth else _offsets_of_segments(names)
             for name in names:
                 child = f"{path}/{name}"
                 if self._env.is_dir(child):
                     if depth < DEPTH_MAX and not self._env.is_link(child):
                         waiting.append((child, depth + 1))
-                elif LOG in name:
+                elif filenames.LOG in name:
                     state = file_state(self._env, child)
                     if state is not None:
-                        yield FileState(child, 0, 0) if child == folder.active else state
+                        if child == folder.active:
+                            state = FileState(child, 0, 0)
+                        offsets = offsets_of.get(name, range(filenames.LARGEST_OFFSET))
+                        yield _ListedFile(state, folder, offsets)
 
-    def _search_file(self, state: FileState, folder: SearchedFolder) -> bool:
+    def _search_file(self, listed: _ListedFile) -> bool:
         """Search a file; return False if it is gone."""
+        state = listed.state
         try:
             file = self._env.open(state.path)
         except FileNotFoundError:
             return False
-        in_file = _InFile()
+        in_file = _InFile(next_offset=listed.offsets.start)
         try:
-            self._read(file, in_file, folder, is_active=state.path == folder.active)
+            if state.path.endswith(filenames.DAMAGED_BYTES):
+                raise StorageError("an operator removed these bytes from the log as damaged")
+            self._read(file, in_file, listed)
         except CleanAbortedError:
             raise
         except StorageError as error:
-            self._unreadable.append(UnreadableFile(state, in_file.position, str(error)))
+            reason = error.reason if isinstance(error, CorruptBatchError) else str(error)
+            self._unreadable[listed] = UnreadableFile(state, in_file.position, reason)
         finally:
             file.close()
         self._files += 1
         if in_file.records:
-            self._found.append(
-                FoundFile(state, in_file.records, in_file.first_offset, in_file.last_offset)
+            self._found[state] = FoundFile(
+                state, in_file.records, in_file.first_offset, in_file.last_offset
             )
         return True
 
-    def _read(
-        self, file: File, in_file: "_InFile", folder: SearchedFolder, *, is_active: bool
-    ) -> None:
+    def _read(self, file: File, in_file: "_InFile", listed: _ListedFile) -> None:
         size = file.size()  # of the active segment: later records do not count
         length = CHUNK_BYTES
         while in_file.position < size:
@@ -163,29 +184,34 @@ class _Search:
             if self._control.aborted():
                 raise CleanAbortedError
             self._control.read_bytes(length)
-            data = file.pread(length, in_file.position)
+            begin = in_file.position
+            data = file.pread(length, begin)
             self._bytes_read += len(data)
-            end = 0
             for at, header in walk_headers(data):
-                end = at + header.size_bytes
-                if header.base_offset < folder.below:
-                    self._search_batch(data, at, header, in_file, folder.below)
-            in_file.position += end
+                self._search_batch(data, at, header, in_file, listed)
+                in_file.position = begin + at + header.size_bytes
             self._control.progress("search", self._bytes_read, self._total)
-            if end:
+            if in_file.position > begin:
                 length = CHUNK_BYTES
-            elif in_file.position + length < size:
+            elif begin + length < size:
                 length *= 2  # a batch larger than the chunk
-            elif is_active:
+            elif listed.is_active:
                 return  # an append was under way
             else:
                 raise StorageError("the last batch is cut short")
 
     def _search_batch(
-        self, data: bytes, at: int, header: BatchHeader, in_file: "_InFile", below: int
+        self, data: bytes, at: int, header: BatchHeader, in_file: "_InFile", listed: _ListedFile
     ) -> None:
         """Count the records of a batch if the bytes of the key are in it."""
-        limit = self._search.decompressed_batch_bytes
+        limit, below = self._search.decompressed_batch_bytes, listed.folder.below
+        if reason := why_misplaced(header, range(in_file.next_offset, listed.offsets.stop)):
+            raise CorruptBatchError(reason)
+        in_file.next_offset = header.next_offset
+        if header.base_offset >= below:
+            return
+        if not verify_crc(data, at, header):
+            raise CorruptBatchError("CRC does not match")
         if header.is_control:
             return
         records, begin, end = data, at, at + header.size_bytes
@@ -236,6 +262,15 @@ class _Tally:
                 self.version = version
 
 
+def _offsets_of_segments(names: Sequence[str]) -> dict[str, range]:
+    """Return the offsets of each segment of a log, by name: up to the base offset of the next."""
+    bases = filenames.classify(names).logs
+    return {
+        filenames.file_name(base, filenames.LOG): range(base, end)
+        for base, end in pairwise((*bases, filenames.LARGEST_OFFSET))
+    }
+
+
 def _lengths(key_bytes: int) -> tuple[bytes, bytes, bytes]:
     """Return the ends of all encodings of the length of a key.
 
@@ -259,6 +294,7 @@ def _version_of(record: Record, name: str) -> int | None:
 class _InFile:
     """The records of the key in one file, up to a position."""
 
+    next_offset: int  # behind the last batch
     position: int = 0
     records: int = 0
     first_offset: int = field(default=-1)

@@ -55,6 +55,8 @@ from tests.support.broker.erasure import (
 from tests.support.cleaner.scheduler.cleaner_fakes import until
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
+SKIP_PATH = "/api/v1/log/partitions/orders/0/skip?offset=0"
+
 
 @pytest.mark.parametrize("strategy", ["dirty-ratio", "generational"])
 async def test_an_erasure_leaves_no_value_of_its_key_and_rewrites_only_what_has_it(
@@ -746,6 +748,32 @@ async def test_an_offline_data_directory_delays_the_receipt() -> None:
         erasure = await erase(broker)
         answer = await reaches(broker, erasure["id"], lambda a: "/disk2 is offline" in waits_for(a))
         assert answer["state"] == "open"
+        assert b"secret" not in bytes_on_disk(env)
+
+
+@pytest.mark.parametrize("byte", [2, 70])  # of the offset, and of the record
+async def test_damage_delays_the_receipt_until_its_bytes_are_gone(
+    byte: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "FAILED_SECONDS", 0.01)
+    monkeypatch.setattr(erasures, "FAILED_SECONDS_MAX", 0.01)
+    env, path = MemoryEnv(seed=5), f"/disk1/orders-0/{0:020}.log"
+    async with broker_of(env, {"file.delete.delay.ms": "0"}) as broker:
+        write(broker, f"{ADA}=secret", "bob=bob-1")
+        file = env.open(path, write=True)
+        size_bytes = read_header(file.pread(61, 0)).size_bytes
+        file.pwrite(bytes([file.pread(1, byte)[0] ^ 1]), byte)
+        erasure = await erase(broker)
+        skip = "`varve log skip orders 0 --offset 0` removes offsets 0 to 0 "
+        answer = await reaches(broker, erasure["id"], lambda a: skip in waits_for(a))
+        assert f"{path} cannot be searched from byte " in waits_for(answer)
+        status, _ = await call_api(broker, "POST", SKIP_PATH)
+        assert status == 200
+        kept_as = f"{path}.0-{size_bytes}.damaged"
+        await reaches(broker, erasure["id"], lambda a: f"{kept_as} cannot be" in waits_for(a))
+        assert b"secret" in env.read_file(kept_as)
+        env.unlink(kept_as)
+        assert (await completed(broker, erasure["id"]))["state"] == "complete"
         assert b"secret" not in bytes_on_disk(env)
 
 

@@ -140,6 +140,59 @@ def test_a_damaged_file_is_reported_with_what_was_found_before_the_damage() -> N
     assert result.records == 1
 
 
+def test_no_damaged_bit_hides_a_value() -> None:
+    good, other = batch((0, KEY, b"1")), batch((5, b"bob", b"1"))
+    for bit in range(8 * len(good)):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        env = MemoryEnv(seed=1)
+        path = write(env, f"{0:020}.log", bytes(damaged))
+        write(env, f"{5:020}.log", other)
+        result = search(env, below=6)
+        states = [file.state for file in result.found]
+        states += [file.state for file in result.unreadable]
+        assert [state.path for state in states] == [path], f"byte {bit // 8}, bit {bit % 8}"
+
+
+def test_a_batch_with_the_offset_of_a_later_one_is_reported() -> None:
+    env = MemoryEnv(seed=1)
+    damaged = bytearray(batch((1, KEY, b"1")))
+    damaged[7] ^= 0x10
+    good = batch((0, b"bob", b"1"))
+    write(env, f"{0:020}.log", good, bytes(damaged), batch((2, b"bob", b"1")))
+    (file,) = search(env, below=3).unreadable
+    assert (file.position, file.reason) == (len(good) + len(damaged), "offset 2 after 17")
+
+
+def test_damaged_bytes_that_an_operator_removed_from_the_log_are_reported() -> None:
+    env = MemoryEnv(seed=1)
+    path = write(env, f"{0:020}.log.0-80.damaged", batch((0, b"bob", b"1")))
+    assert [file.state.path for file in search(env).unreadable] == [path]
+
+
+class Replacing(Recorder):
+    """A control that replaces the first of two files while the second one is searched."""
+
+    def __init__(self, env: MemoryEnv) -> None:
+        super().__init__()
+        self._env = env
+        self._reads = 0
+
+    def read_bytes(self, count: int) -> None:
+        super().read_bytes(count)
+        self._reads += 1
+        if self._reads == 2:
+            write(self._env, f"{0:020}.log", batch((0, b"bob", b"1"), (1, b"bob", b"2")))
+
+
+def test_damage_in_a_file_that_was_replaced_during_the_search_is_not_reported() -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", b"\x00" * 100)
+    write(env, f"{5:020}.log", batch((5, b"bob", b"1")))
+    assert search(env).unreadable != ()
+    assert search(env, control=Replacing(env)).unreadable == ()
+
+
 def test_the_active_segment_may_end_within_a_batch() -> None:
     env = MemoryEnv(seed=1)
     path = write(env, f"{0:020}.log", batch((0, KEY, b"1")), batch((1, KEY, b"1"))[:-3])
