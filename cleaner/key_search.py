@@ -67,7 +67,9 @@ class KeySearchResult:
     records: int = 0  # with a value, in all files
     tombstones: int = 0  # below the end of the search, in all files
     latest_ms: int = -1  # the largest timestamp of a record of the key
+    latest_offset: int = -1  # the last record with this timestamp
     version: int | None = None  # the largest version of a record of the key
+    version_offset: int = -1  # the last record with this version
 
 
 def file_state(env: Env, path: str) -> FileState | None:

@@ -42,7 +42,8 @@ class PartitionErasure:
     """The part of an erasure in one partition.
 
     No value of the key may be left below `end_offset`. It is None until the first search has ended.
-    `tombstone_offset` is that of the tombstone which the broker has written, if there were values.
+    `tombstone_offset` is that of the last tombstone which the broker has written, if there were
+    values. A second one is at the end offset or behind it.
     """
 
     partition: int

@@ -6,6 +6,9 @@ Rules
   cleaner's state says does not count.
 - If the first search finds a value, the broker appends a tombstone. So every value that was found
   is superseded, also the last one, and may go. Values that a client writes after that stay.
+- In a view by timestamp or version, a value that was written between that search and the tombstone
+  may rank above it. The next search with a value finds that out, and a second tombstone follows. It
+  is the last one: below the end offset, which stays that of the first one, no record is added.
 - The files that have values are left to those who own them: closed segments to the cleaner, the
   view to its compaction, leased files to the lease, replaced files to their deletion. Readers of a
   replaced version of the view move to the present one, however slow they are. The files are
@@ -217,10 +220,13 @@ class PartitionEraser:
                 at_ms, result.files, result.bytes_read, result.tombstones, until_ms
             )
             return replace(part, end_offset=end, receipt=receipt)
-        if part.end_offset is None:
+        is_first = part.end_offset is None
+        if is_first or _is_outranked(part, served.log.config, result):
             offset = await self._append_tombstone(served, key, result)
             progress.wait("a tombstone was written", 0.0)
-            return replace(part, end_offset=offset + 1, tombstone_offset=offset)
+            progress.view_begun_at = -VIEW_SECONDS
+            end = offset + 1 if is_first else end
+            return replace(part, end_offset=end, tombstone_offset=offset)
         await self._advance(served, part, progress)
         return part
 
@@ -307,6 +313,8 @@ class PartitionEraser:
         """Ask the owners of the files to remove what they have, and note what they wait for."""
         where, log, end = served.partition, served.log, part.end_offset
         assert end is not None
+        assert part.tombstone_offset is not None
+        view_end = max(end, part.tombstone_offset + 1)
         if not log.config.compacts:
             policy = ",".join(log.config.cleanup_policy) or "empty"
             reason = f"cleanup.policy is {policy}: only retention removes records"
@@ -314,7 +322,7 @@ class PartitionEraser:
         elif not self._settings().enabled:
             reason = "the cleaner is switched off (cleaner.enabled)"
             progress.wait(reason, obstacle=Obstacle())
-        elif self._views.partition(where) is not None and self._views.horizon_of(where) < end:
+        elif self._views.partition(where) is not None and self._views.horizon_of(where) < view_end:
             self._compact_view(where, progress)
         else:
             if log.segment_facts()[-1].base_offset < end:
@@ -476,6 +484,17 @@ def _tombstone(key: bytes, config: TopicConfig, result: KeySearchResult, now_ms:
         version = result.version.to_bytes(VERSION_BYTES, "big", signed=True)
         headers = ((config.varve_view_version_header, version),)
     return Record(0, timestamp, key, None, headers)
+
+
+def _is_outranked(part: PartitionErasure, config: TopicConfig, result: KeySearchResult) -> bool:
+    """Return whether a value ranks above the first tombstone of a part in a compacted view."""
+    assert part.end_offset is not None
+    assert part.tombstone_offset is not None
+    if not config.has_view or part.tombstone_offset >= part.end_offset:
+        return False
+    offsets = {"timestamp": result.latest_offset, "header": result.version_offset}
+    largest = offsets.get(config.varve_view_strategy, -1)
+    return largest not in (-1, part.tombstone_offset)
 
 
 def _segments_of(directory: str, found: tuple[FoundFile, ...]) -> tuple[int, ...]:

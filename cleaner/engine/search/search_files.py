@@ -117,8 +117,10 @@ class _Search:
             unreadable=tuple(unreadable[:FOUND_MAX]),
             records=sum(file.records for file in found),
             tombstones=tally.tombstones,
-            latest_ms=tally.latest_ms,
-            version=tally.version,
+            latest_ms=tally.latest[0],
+            latest_offset=tally.latest[1],
+            version=None if tally.version is None else tally.version[0],
+            version_offset=-1 if tally.version is None else tally.version[1],
         )
 
     def _sync_folders(self) -> None:
@@ -249,17 +251,17 @@ class _Tally:
     """The records of the key in all files."""
 
     tombstones: int = 0
-    latest_ms: int = -1
-    version: int | None = None
+    latest: tuple[int, int] = (-1, -1)  # the largest timestamp, and the last offset that has it
+    version: tuple[int, int] | None = None  # likewise
 
     def add(self, record: Record, version_header: str) -> None:
         """Add a record."""
         self.tombstones += record.value is None
-        self.latest_ms = max(self.latest_ms, record.timestamp)
-        if version_header:
-            version = _version_of(record, version_header)
-            if version is not None and (self.version is None or version > self.version):
-                self.version = version
+        self.latest = max(self.latest, (record.timestamp, record.offset))
+        version = _version_of(record, version_header) if version_header else None
+        if version is not None:
+            ranked = (version, record.offset)
+            self.version = ranked if self.version is None else max(self.version, ranked)
 
 
 def _offsets_of_segments(names: Sequence[str]) -> dict[str, range]:

@@ -674,6 +674,39 @@ async def test_the_tombstone_ranks_above_every_value_in_a_view(strategy: str) ->
         assert b"secret" not in bytes_on_disk(env)
 
 
+@pytest.mark.parametrize("strategy", ["timestamp", "header"])
+async def test_a_second_tombstone_ranks_above_a_value_that_was_written_before_the_first(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, future_ms = MemoryEnv(seed=5), 1_900_000_000_000
+    keys = {"varve.view": "compacted", "varve.view.strategy": strategy}
+    if strategy == "header":
+        keys["varve.view.version.header"] = "version"
+    async with broker_of(env, keys) as broker:
+        log, append = partition_of(broker).log, broker.erasures.eraser.append
+
+        def write_ranked(rank: int) -> None:
+            header = ("version", rank.to_bytes(8, "big"))
+            batch = build_batch([Record(0, future_ms + rank, ADA.encode(), b"secret", (header,))])
+            log.append(batch, read_header(batch), now_ms=env.wall_ms())
+
+        async def append_later(served: Partition, record: Record, now_ms: int) -> int:
+            if log.log_end_offset == 1:
+                write_ranked(2)
+            return await append(served, record, now_ms)
+
+        monkeypatch.setattr(broker.erasures.eraser, "append", append_later)
+        write_ranked(1)
+        erasure = await erase(broker)
+        async with asyncio.timeout(SECONDS):
+            while (answer := await one(broker, erasure["id"]))["state"] == "open":
+                await asyncio.sleep(0.01)
+                await broker.view_scheduler.tidy()
+        (part,) = answer["partitions"]
+        assert (part["end_offset"], part["tombstone_offset"], log.log_end_offset) == (3, 3, 4)
+        assert b"secret" not in bytes_on_disk(env)
+
+
 async def test_a_view_that_cannot_be_offered_does_not_delay_an_erasure() -> None:
     """A topic that was taken over has the name of the view."""
     env, folder = MemoryEnv(seed=5), "/disk1/orders.compacted-0"
