@@ -83,7 +83,7 @@ def list_acls(
     from protocol.client.administration import AclsClient
 
     kind, name = (None, None) if resource is None else _resource(resource, needs_name=False)
-    with connected(bootstrap, AclsClient) as client:
+    with connected(bootstrap, AclsClient, needs="DESCRIBE on the cluster") as client:
         entries = client.describe(principal=principal, resource_type=kind, name=name)
     entries = sorted(entries)
     none = "No ACL matches." if principal or resource else "The broker has no ACLs."
@@ -100,7 +100,7 @@ def add_acls(entries: list["Acl"], bootstrap: str) -> None:
     """
     from protocol.client.administration import AclsClient
 
-    with connected(bootstrap, AclsClient) as client:
+    with connected(bootstrap, AclsClient, needs="ALTER on the cluster") as client:
         client.create(entries)
     for acl in entries:
         click.echo(f"added: {_line(acl)}")
@@ -112,7 +112,7 @@ def remove_acls(entries: list["Acl"], bootstrap: str) -> None:
     """Remove the ACLs that `varve acls add` added with the same arguments."""
     from protocol.client.administration import AclsClient
 
-    with connected(bootstrap, AclsClient) as client:
+    with connected(bootstrap, AclsClient, needs="ALTER on the cluster") as client:
         removed = client.delete(entries)
     for acl in removed:
         click.echo(f"removed: {_line(acl)}")

@@ -15,7 +15,7 @@ import click
 from admin.client import reason_of
 from admin.command import TOPICS_HINT, command_security, fail
 from config import exit_codes
-from config.security.clients import Cluster
+from config.security.clients import ClientSecurity, Cluster
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -37,8 +37,13 @@ bootstrap_option = click.option(
 
 
 @contextmanager
-def connected(bootstrap: str, make_client: "Callable[[Cluster], C]") -> "Iterator[C]":
-    """Connect a client to the broker; turn its errors into exit codes."""
+def connected(
+    bootstrap: str, make_client: "Callable[[Cluster], C]", *, needs: str = ""
+) -> "Iterator[C]":
+    """Connect a client to the broker; turn its errors into exit codes.
+
+    `needs`: the permissions of the command, for the message when the broker refuses it.
+    """
     from protocol.client.administration import RefusedError
     from protocol.client.connection import WireError
     from protocol.errors import ProtocolError
@@ -47,34 +52,34 @@ def connected(bootstrap: str, make_client: "Callable[[Cluster], C]") -> "Iterato
         with make_client(_cluster(bootstrap)) as client:
             yield client
     except OSError as error:
-        fail(
-            f"cannot reach {bootstrap}: {reason_of(error)}. {_hint(error)}", exit_codes.UNREACHABLE
-        )
-    except (RefusedError, WireError, ProtocolError) as error:
+        fail(unreachable_text(bootstrap, error, command_security()), exit_codes.UNREACHABLE)
+    except RefusedError as error:
+        fail(f"{error}{_permissions(error.name, needs)}")
+    except (WireError, ProtocolError) as error:
         fail(str(error))
 
 
 @contextmanager
-def librdkafka(bootstrap: str) -> Iterator[dict[str, Any]]:
+def librdkafka(bootstrap: str, *, needs: str = "") -> Iterator[dict[str, Any]]:
     """Yield the settings of a librdkafka client; turn its errors into exit codes.
 
     librdkafka repeats failed connections and hides their cause, so a small client connects first:
-    its errors appear at once.
+    its errors appear at once. `needs` as in `connected`.
     """
     from confluent_kafka import KafkaException
 
     from protocol.client.administration import BlockingClient
     from protocol.client.librdkafka import connection_settings
 
-    with connected(bootstrap, BlockingClient):
-        pass
+    with connected(bootstrap, BlockingClient) as client:
+        client.check_session()
     silent = logging.getLogger("varve.librdkafka")
     silent.addHandler(logging.NullHandler())
     silent.propagate = False
     try:
         yield connection_settings(_cluster(bootstrap)) | {"logger": silent}
     except KafkaException as error:
-        _fail_with(error.args[0])
+        _fail_with(error.args[0], needs)
 
 
 def reader_settings(settings: dict[str, Any], *, uncommitted: bool = False) -> dict[str, Any]:
@@ -105,12 +110,23 @@ def hides_resources() -> bool:
     return True
 
 
-def error_text(error: "KafkaError") -> str:
-    """Return the broker's message, or librdkafka's where it sent none."""
-    return (error.str() or error.name()).removeprefix("Broker: ")
+def error_text(error: "KafkaError", needs: str = "") -> str:
+    """Return the broker's message, or librdkafka's where it sent none.
+
+    A refusal for want of permissions also names those that the request `needs`.
+    """
+    text = (error.str() or error.name()).removeprefix("Broker: ")
+    permissions = _permissions(error.name(), needs)
+    return f"{text.rstrip('.')}{permissions}" if permissions else text
 
 
-def _fail_with(error: "KafkaError") -> None:
+def _permissions(error_name: str, needs: str) -> str:
+    if not needs or not error_name.endswith("AUTHORIZATION_FAILED"):
+        return ""
+    return f": the user needs {needs} (`varve acls`)"
+
+
+def _fail_with(error: "KafkaError", needs: str) -> None:
     from confluent_kafka import KafkaError
 
     gone = {
@@ -119,18 +135,23 @@ def _fail_with(error: "KafkaError") -> None:
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._RESOLVE,
     }
-    text = error_text(error)
-    if error.name().endswith("AUTHORIZATION_FAILED"):
-        text = f"{text.rstrip('.')}: the user needs an ACL for this (`varve acls`)"
+    text = error_text(error, needs)
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         text = f"{text.rstrip('.')}; {TOPICS_HINT}"
     fail(text, exit_codes.UNREACHABLE if error.code() in gone else exit_codes.FAILED)
 
 
-def _hint(error: OSError) -> str:
+def unreachable_text(bootstrap: object, error: OSError, security: ClientSecurity) -> str:
+    """Say why no broker could be reached, and what may help."""
+    return f"cannot reach {bootstrap}: {reason_of(error)}. {_hint(error, security)}"
+
+
+def _hint(error: OSError, security: ClientSecurity) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return "A listener without TLS needs security.protocol=PLAINTEXT or SASL_PLAINTEXT"
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+        if security.kafka_tls is not None and security.kafka_sasl is None:
+            return "A listener with SASL needs security.protocol=SASL_SSL in --command-config"
         return "A listener with TLS or SASL needs --command-config"
     return "Is the broker running, and is this its address for Kafka clients (--bootstrap)?"
 

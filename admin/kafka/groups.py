@@ -75,7 +75,7 @@ def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
     """
     from confluent_kafka.admin import AdminClient
 
-    with librdkafka(bootstrap) as settings:
+    with librdkafka(bootstrap, needs=f"DESCRIBE on group:{group}") as settings:
         admin = AdminClient(settings)
         found = _described(admin, group)
         owners = {
@@ -138,7 +138,7 @@ def delete_groups(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
     from confluent_kafka.admin import AdminClient
 
     failures = []
-    with librdkafka(bootstrap) as settings:
+    with librdkafka(bootstrap, needs=f"DESCRIBE on group:{names[0]}") as settings:
         admin = AdminClient(settings)
         for name in names:
             _described(admin, name)  # it exists
@@ -148,7 +148,8 @@ def delete_groups(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
             try:
                 future.result(REQUEST_SECONDS)
             except KafkaException as error:
-                failures.append(f"{name}: {error_text(error.args[0])}")
+                reason = error_text(error.args[0], f"DELETE on group:{name}")
+                failures.append(f"{name}: {reason}")
             else:
                 click.echo(f"{printable(name)} is deleted.")
     if failures:
@@ -191,7 +192,8 @@ def reset_offsets(
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
     from confluent_kafka.admin import AdminClient
 
-    with librdkafka(bootstrap) as settings:
+    needs = f"READ on group:{group} and topic:{topic}"
+    with librdkafka(bootstrap, needs=needs) as settings:
         admin = AdminClient(settings)
         numbers = partition_numbers(admin, topic, partition)
         before = _committed(admin, group)

@@ -78,6 +78,7 @@ def produce(
     from confluent_kafka.admin import AdminClient
 
     lines = sys.stdin.buffer
+    needs = f"WRITE on topic:{topic}"
     null = None if tombstone is None else tombstone.encode()
     failures: list[str] = []
     written, invalid = 0, ""
@@ -87,7 +88,7 @@ def produce(
         if error is None:
             written += 1
         else:
-            text = f"key {shown(message.key(), 'key')}: {error_text(error)}"
+            text = f"key {shown(message.key(), 'key')}: {error_text(error, needs)}"
             if error.code() == KafkaError.INVALID_RECORD and message.key() is None:
                 text += " (a compacted topic takes no records without keys)"
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and (
@@ -96,7 +97,7 @@ def produce(
                 text += " (a compacted view is read-only)"
             failures.append(text)
 
-    with librdkafka(bootstrap) as settings:
+    with librdkafka(bootstrap, needs=needs) as settings:
         admin = AdminClient(settings)
         partition_numbers(admin, topic, partition)  # ends the process if they do not exist
         client = Producer(
@@ -206,7 +207,7 @@ def consume(
 
     line = _json_line if as_json else _text_line
     requested = None if key is None else key.encode()
-    with librdkafka(bootstrap) as settings:
+    with librdkafka(bootstrap, needs=f"READ on topic:{topic}") as settings:
         admin = AdminClient(settings)
         numbers = partition_numbers(admin, topic, partition)
         first = start.resolve(admin, topic, numbers, REQUEST_SECONDS)

@@ -20,7 +20,7 @@ from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
 from config.topics.names import INTERNAL_TOPICS
-from config.units import about_size, about_span
+from config.units import about_size, about_span, counted
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConfigEntry  # type: ignore[attr-defined]
@@ -63,14 +63,14 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
         admin = AdminClient(settings)
         found = admin.list_topics(timeout=REQUEST_SECONDS).topics
         names = sorted(name for name in found if internal or name not in INTERNAL_TOPICS)
-        policies = {name: row[POLICY] for name, row in _settings(admin, names).items()}
+        entries = _settings(admin, names)
         may_be_hidden = not names and hides_resources()
     sizes = _sizes(bootstrap)
     rows = [
         {
             "topic": name,
             "partitions": len(found[name].partitions),
-            **_policy_json(policies[name]),
+            **_policy_json(entries[name]),
             "size_bytes": None if sizes is None else sum(sizes.get(name, {}).values()),
         }
         for name in names
@@ -96,15 +96,21 @@ def _list_lines(answer: Json, may_be_hidden: bool) -> list[str]:
     return columns(table, right={1, 3})
 
 
-def _policy_json(entry: "ConfigEntry") -> Json:
+def _policy_json(entries: "dict[str, ConfigEntry] | None") -> Json:
+    """Return the policy; null if the user may not see the settings."""
     from config.topics.keys import ConfigSource
 
+    if entries is None:
+        return {"cleanup_policy": None, "policy_unknown": False}
+    entry = entries[POLICY]
     is_unknown = int(entry.source) == ConfigSource.UNKNOWN  # type: ignore[call-overload]
     return {"cleanup_policy": entry.value, "policy_unknown": is_unknown}
 
 
 def _policy_text(row: Json) -> str:
-    return "policy unknown" if row["policy_unknown"] else row["cleanup_policy"] or "policy empty"
+    if row["policy_unknown"]:
+        return "policy unknown"
+    return "-" if row["cleanup_policy"] is None else row["cleanup_policy"] or "policy empty"
 
 
 @topics.command("describe", short_help="Show a topic's partitions and settings.")
@@ -121,7 +127,7 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
         OffsetSpec,
     )
 
-    with librdkafka(bootstrap) as settings:
+    with librdkafka(bootstrap, needs=f"DESCRIBE on topic:{topic}") as settings:
         admin = AdminClient(settings)
         numbers = partition_numbers(admin, topic)
         (entries,) = _settings(admin, [topic]).values()
@@ -132,7 +138,6 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
             answers = admin.list_offsets(asked, request_timeout=REQUEST_SECONDS)
             bounds.append({key.partition: row.result().offset for key, row in answers.items()})
     sizes = _sizes(bootstrap)
-    changed = {name: entry.value for name, entry in entries.items() if not entry.is_default}
     partitions = [
         {
             "partition": number,
@@ -144,17 +149,28 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
     ]
     answer = {
         "topic": topic,
-        **_policy_json(entries[POLICY]),
-        "settings": dict(sorted(changed.items())),
+        **_policy_json(entries),
+        "settings": None if entries is None else _changed(entries),
         "partitions": partitions,
     }
     show(answer, as_json, _describe_lines)
 
 
+def _changed(entries: "dict[str, ConfigEntry]") -> dict[str, str | None]:
+    changed = {name: entry.value for name, entry in entries.items() if not entry.is_default}
+    return dict(sorted(changed.items()))
+
+
 def _describe_lines(answer: Json) -> list[str]:
-    rows = answer["partitions"]
-    noun = "partition" if len(rows) == 1 else "partitions"
-    lines = [f"{answer['topic']}: {len(rows)} {noun}, {_policy_text(answer)}"]
+    rows, topic = answer["partitions"], answer["topic"]
+    title = f"{topic}: {counted(len(rows), 'partition')}"
+    if answer["settings"] is None:
+        lines = [
+            title,
+            f"You may not see its settings: they need DESCRIBE_CONFIGS on topic:{topic}",
+        ]
+    else:
+        lines = [f"{title}, {_policy_text(answer)}"]
     if answer["settings"]:
         lines += ["", "Settings that differ from the defaults:"]
         lines += [f"  {_setting(name, value)}" for name, value in answer["settings"].items()]
@@ -192,7 +208,7 @@ def create_topic(
     from confluent_kafka.cimpl import NewTopic
 
     values = _pairs(settings)
-    with librdkafka(bootstrap) as connection:
+    with librdkafka(bootstrap, needs=f"CREATE on topic:{topic} or on the cluster") as connection:
         admin = AdminClient(connection)
         new = NewTopic(topic, num_partitions=partitions or -1, config=values)
         (future,) = admin.create_topics([new], operation_timeout=REQUEST_SECONDS).values()
@@ -248,7 +264,9 @@ def alter_topic(
     entries += [
         ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset
     ]
-    with librdkafka(bootstrap) as connection:
+    operations = ["ALTER_CONFIGS"] * bool(entries) + ["ALTER"] * (partitions is not None)
+    needs = f"{' and '.join(operations)} on topic:{topic}"
+    with librdkafka(bootstrap, needs=needs) as connection:
         admin = AdminClient(connection)
         warning = _keyless_warning(admin, connection, topic, values)  # before a clean removes any
         if entries:
@@ -260,7 +278,10 @@ def alter_topic(
             if unset:
                 (results,) = _settings(admin, [topic]).values()
                 for key in unset:
-                    click.echo(printable(f"{topic}: {_unset_text(key, results[key])}"))
+                    text = (
+                        f"{key} is removed" if results is None else _unset_text(key, results[key])
+                    )
+                    click.echo(printable(f"{topic}: {text}"))
         if warning:
             click.echo(f"varve: {warning}", err=True)
         if partitions is not None:
@@ -282,12 +303,12 @@ def _keyless_warning(
         return ""
     try:
         (entries,) = _settings(admin, [topic]).values()
-        if _compacts(entries[POLICY].value):
+        if entries is not None and _compacts(entries[POLICY].value):
             return ""
         numbers = partition_numbers(admin, topic)
         warning = keyless_records(admin, connection, topic, numbers).warning(printable(topic))
     except KafkaException as error:
-        reason = error_text(error.args[0])
+        reason = error_text(error.args[0], f"READ on topic:{topic}")
         return (
             f"cannot tell whether {printable(topic)} has records without a key, which a clean of a "
             f"compacted topic removes: {reason}"
@@ -322,7 +343,8 @@ def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
             try:
                 future.result()
             except KafkaException as error:
-                failures.append(f"{name}: {error_text(error.args[0])}")
+                reason = error_text(error.args[0], f"DELETE on topic:{name}")
+                failures.append(f"{name}: {reason}")
             else:
                 click.echo(f"{printable(name)} is deleted.")
     if failures:
@@ -370,19 +392,28 @@ def partition_numbers(
     return (partition,)
 
 
-def _settings(admin: "AdminClient", names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the settings of topics by name. Raises KafkaException."""
+def _settings(admin: "AdminClient", names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Return the settings of topics by name; None where the user may not see them.
+
+    Raises KafkaException.
+    """
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
         ConfigResource,
         ResourceType,
     )
 
-    results = {}
+    results: dict[str, dict[str, Any] | None] = {}
     for first in range(0, len(names), TOPICS_PER_REQUEST):
         some = names[first : first + TOPICS_PER_REQUEST]
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in some]
         for resource, future in admin.describe_configs(resources).items():
-            results[resource.name] = future.result(REQUEST_SECONDS)
+            try:
+                results[resource.name] = future.result(REQUEST_SECONDS)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise
+                results[resource.name] = None
     return results
 
 

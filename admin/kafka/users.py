@@ -48,7 +48,7 @@ def list_users(names: tuple[str, ...], *, as_json: bool, bootstrap: str) -> None
     """List the stored users with their mechanisms and iterations."""
     from protocol.client.administration import SCRAM_CODES, UsersClient
 
-    with connected(bootstrap, UsersClient) as client:
+    with connected(bootstrap, UsersClient, needs="DESCRIBE on the cluster") as client:
         rows = client.describe(names)
     by_code = {code: mechanism for mechanism, code in SCRAM_CODES.items()}
     errors = [row.error_message or "" for row in rows if row.error_code]
@@ -117,7 +117,7 @@ def set_user(
         with connected(bootstrap, BlockingClient):
             pass  # the broker can be reached, so that the user does not type in vain
     password = _read_password(source)
-    with connected(bootstrap, UsersClient) as client:
+    with connected(bootstrap, UsersClient, needs="ALTER on the cluster") as client:
         for mechanism in mechanisms or SCRAM:
             client.set_password(user, password, mechanism, iterations)
     click.echo(f"The password of {printable(user)} is stored.")
@@ -132,7 +132,8 @@ def delete_user(user: str, mechanisms: tuple[str, ...], bootstrap: str) -> None:
     """Delete the stored passwords of USER. Existing connections continue."""
     from protocol.client.administration import UsersClient
 
-    with connected(bootstrap, UsersClient) as client:
+    needs = "ALTER on the cluster" if mechanisms else "DESCRIBE and ALTER on the cluster"
+    with connected(bootstrap, UsersClient, needs=needs) as client:
         chosen = mechanisms or client.mechanisms(user)
         for mechanism in chosen:
             client.delete_password(user, mechanism)

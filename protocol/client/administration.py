@@ -14,6 +14,7 @@ from config.security.clients import SCRAM, Cluster
 from protocol.acl_codes import Operation, PatternType, Permission, ResourceType
 from protocol.api import ApiKey
 from protocol.client.connection import CONNECT_SECONDS, BlockingConnection, BrokerRefusedError
+from protocol.errors import ErrorCode
 from protocol.messages import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsRequestDeletion,
@@ -34,6 +35,8 @@ from protocol.messages import (
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResponseResult,
     Message,
+    MetadataRequest,
+    MetadataResponse,
 )
 
 TIMEOUT_SECONDS = 10.0
@@ -65,6 +68,13 @@ class BlockingClient:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    def check_session(self) -> None:
+        """Make a request about nothing: a listener with SASL refuses it before authentication.
+
+        It closes the connection: ConnectionError.
+        """
+        self._ask(ApiKey.METADATA, MetadataRequest(topics=[]), MetadataResponse, 1, 4)
 
     def _ask(
         self, key: ApiKey, request: Message, answer: type[M], first: int = 0, last: int = 0
@@ -109,8 +119,10 @@ class RefusedError(Exception):
     """The broker refused a request with this error code."""
 
     def __init__(self, code: int, message: str | None) -> None:
-        super().__init__(message or str(BrokerRefusedError("the broker refused", code)))
+        refusal = BrokerRefusedError("the broker refused", code)
+        super().__init__(message or str(refusal))
         self.code = code
+        self.name = refusal.code.name if isinstance(refusal.code, ErrorCode) else ""
 
 
 class UsersClient(BlockingClient):

@@ -44,6 +44,11 @@ SESSION_SHARE: Final = 0.85
 # The connection ended: another attempt may succeed.
 _LOST: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
+_TLS_HINTS: Final = {
+    "WRONG_VERSION_NUMBER": "; is it a port with TLS?",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "; the client needs a certificate (ssl.keystore.location)",
+}
+
 M = TypeVar("M", bound=Message)
 
 
@@ -172,7 +177,7 @@ class BlockingConnection:
             ) from None
         if isinstance(error, _LOST):
             raise error
-        hint = "; is it a port with TLS?" if error.reason == "WRONG_VERSION_NUMBER" else ""
+        hint = _TLS_HINTS.get(error.reason, "")
         raise SecurityRefusedError(f"TLS to {self.address} failed: {error.reason}{hint}") from None
 
     def _authenticate(self, sasl: ClientSasl, timeout_seconds: float) -> None:

@@ -404,7 +404,52 @@ def test_a_reader_of_one_topic_needs_no_other_permission(
     assert f"there is no topic {other}, or" in as_ann("consume", other).stderr
     written = as_ann("produce", mine, lines=b"k\tv2\n")
     assert written.exit_code == exit_codes.FAILED
-    assert "key k: Topic authorization failed" in written.stderr
+    assert "key k: Topic authorization failed: the user needs WRITE on topic:mine" in written.stderr
+
+
+def test_a_topic_is_listed_and_described_without_the_settings_that_its_reader_may_not_see(
+    broker: VarveBroker, tmp_path: Path
+) -> None:
+    topic = created(broker, "plain")
+    done(broker, "acls", "add", "User:joe", "read", "topic:plain")
+    as_joe = partial(run_as, broker, tmp_path, "joe")
+    assert as_joe("topics", "list").stdout.splitlines()[1:] == ["plain           1  -          -"]
+    (row,) = json.loads(as_joe("topics", "list", "--json").stdout)["topics"]
+    assert (row["cleanup_policy"], row["policy_unknown"]) == (None, False)
+    assert as_joe("topics", "describe", topic).stdout.splitlines() == [
+        "plain: 1 partition",
+        "You may not see its settings: they need DESCRIBE_CONFIGS on topic:plain",
+        "",
+        "PARTITION  OFFSETS           SIZE",
+        "        0  empty, next is 0     -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        ("topics create new", "CREATE on topic:new or on the cluster"),
+        ("topics alter seen --set segment.ms=1h", "ALTER_CONFIGS on topic:seen"),
+        ("topics alter seen --partitions 9", "ALTER on topic:seen"),
+        ("topics delete seen --yes", "DELETE on topic:seen"),
+        ("consume seen", "READ on topic:seen"),
+        ("groups describe g", "DESCRIBE on group:g"),
+        ("groups reset-offsets g seen --to earliest", "READ on group:g and topic:seen"),
+        ("users list", "DESCRIBE on the cluster"),
+        ("acls list", "DESCRIBE on the cluster"),
+        ("acls add User:kim all cluster", "ALTER on the cluster"),
+    ],
+)
+def test_a_refusal_names_the_permission_that_the_command_needs(
+    broker: VarveBroker, tmp_path: Path, command: str, needs: str
+) -> None:
+    if "seen" in command:
+        run(broker, "topics", "create", "seen")
+        done(broker, "produce", "seen", lines=b"k\tv\n")
+    done(broker, "acls", "add", "User:kim", "describe", "topic:seen")
+    result = run_as(broker, tmp_path, "kim", *command.split())
+    assert result.exit_code == exit_codes.FAILED
+    assert f": the user needs {needs} (`varve acls`)" in result.stderr
 
 
 # --- groups ---------------------------------------------------------------------------------------
