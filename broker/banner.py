@@ -23,6 +23,7 @@ class ReadyFacts:
     log_dirs: tuple[str, ...]
     topics: int
     partitions: int
+    is_open: bool  # clients of the first listener need neither credentials nor permissions
 
     def text(self) -> str:
         """Return the bound addresses, the data directories and commands to try next."""
@@ -34,10 +35,13 @@ class ReadyFacts:
             ("HTTP", f"{self.console}  (console, /metrics, /healthz, /readyz)"),
             ("data", ", ".join(os.path.abspath(path) for path in self.log_dirs)),
             ("topics", topics if self.topics else "none yet"),
-            ("try", f"{command} {DEMO.format(bootstrap)}"),
-            ("", f"kcat -b {bootstrap} -L"),
-            ("stop", STOP),
         ]
+        if self.is_open:
+            rows += [
+                ("try", f"{command} {DEMO.format(bootstrap)}"),
+                ("", f"kcat -b {bootstrap} -L"),
+            ]
+        rows.append(("stop", f"{STOP} (process {os.getpid()})"))
         lines = [f"varve {self.version} is ready"]
         lines += [f"  {name:<7} {text}" for name, text in rows]
         return "\n".join(lines)
@@ -52,6 +56,7 @@ class ReadyFacts:
             "log_dirs": list(self.log_dirs),
             "topics": self.topics,
             "partitions": self.partitions,
+            "pid": os.getpid(),
             "stop": STOP,
         }
 

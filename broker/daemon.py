@@ -116,12 +116,15 @@ def _remedy(error: ListenError, settings: Settings) -> str:
 def ready_facts(broker: Broker) -> ReadyFacts:
     """Return what the daemon tells a person and the log when the broker is ready."""
     topics = [topic for topic in broker.topics if not topic.is_internal]  # as the console counts
+    settings = broker.settings
     return ReadyFacts(
         version=installed_version(),
         listeners=tuple(broker.addresses),
         http=broker.http.address,
         http_scheme=broker.http.scheme,
-        log_dirs=tuple(broker.settings.log_dirs),
+        log_dirs=tuple(settings.log_dirs),
         topics=len(topics),
         partitions=sum(topic.partition_count for topic in topics),
+        is_open=not settings.authorization.enabled
+        and settings.listeners[0].protocol == "PLAINTEXT",
     )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
     AdminClient,
     AlterConfigOpType,
@@ -34,12 +34,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from admin.client import reason_of
+from admin.kafka.client import error_text, unreachable_text
 from broker.banner import command_name
 from config import exit_codes
 from config.security.clients import Cluster
 from config.units import about_size
-from protocol.client.administration import LogDirClient
+from protocol.client.administration import LogDirClient, RefusedError
 from protocol.client.connection import WireError
 from protocol.client.librdkafka import connection_settings
 from protocol.errors import ProtocolError
@@ -63,6 +63,10 @@ TOPIC_CONFIG = {
     "min.cleanable.dirty.ratio": "0.2",
     "min.compaction.lag.ms": "3600000",  # until CLEANING_CONFIG replaces it
 }
+NEEDS = f"""\
+The demo needs these permissions; --command-config passes the name and password of a user:
+  varve acls add User:NAME describe cluster
+  varve acls add User:NAME create write read alter-configs delete topic:{TOPIC_PREFIX} --prefix"""
 CLEANING_CONFIG = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": "2000"}
 
 
@@ -106,14 +110,25 @@ def run(
         else:
             with _own_broker(console) as address:
                 outcome = _session(console, Cluster(address), updates, keys, rate, keep=False)
-    except (DemoError, KafkaException, ProtocolError, WireError, OSError) as error:
-        Console(stderr=True).print(f"[red]demo failed:[/red] {error}")
+    except (DemoError, KafkaException, ProtocolError, RefusedError, WireError, OSError) as error:
+        _print_failure(error)
         is_unreachable = isinstance(error, NoBrokerError)
         return exit_codes.UNREACHABLE if is_unreachable else exit_codes.FAILED
     _print_outcome(console, outcome)
     if cluster is not None and keep:
         _print_stays(console, cluster, outcome.topic)
     return exit_codes.DONE
+
+
+def _print_failure(error: Exception) -> None:
+    refusal = error.args[0] if isinstance(error, KafkaException) else None
+    text = error_text(refusal) if isinstance(refusal, KafkaError) else str(error)
+    console = Console(stderr=True)
+    console.print("[red]demo failed:[/red]", end=" ")
+    console.print(text, markup=False, soft_wrap=True)
+    name = refusal.name() if isinstance(refusal, KafkaError) else getattr(error, "name", "")
+    if name.endswith("AUTHORIZATION_FAILED"):
+        console.print(NEEDS, markup=False, soft_wrap=True)
 
 
 def _print_stays(console: Console, cluster: Cluster, topic: str) -> None:
@@ -184,16 +199,27 @@ def _connect(cluster: Cluster) -> LogDirClient:
     except WireError as error:
         raise DemoError(str(error)) from error
     except (OSError, ProtocolError) as error:
-        raise NoBrokerError(
-            f"no broker answers at {cluster}: {reason_of(error)}. Start one with `varve serve`, or "
-            "omit --bootstrap and --keep to use a temporary one"
-        ) from error
+        raise _no_broker(cluster, error) from error
     try:
-        client.size_of("varve-demo")  # fails if the peer is not a Kafka broker
-    except (OSError, ProtocolError, WireError) as error:
+        client.sizes()  # fails without SASL where it is needed
+    except (OSError, ProtocolError) as error:
         client.close()
-        raise NoBrokerError(f"no Kafka broker answers at {cluster}: {error}") from error
+        raise _no_broker(cluster, error) from error
+    except (RefusedError, WireError):
+        client.close()
+        raise
     return client
+
+
+def _no_broker(cluster: Cluster, error: OSError | ProtocolError) -> NoBrokerError:
+    if not isinstance(error, OSError):
+        return NoBrokerError(f"no Kafka broker answers at {cluster}: {error}")
+    text = unreachable_text(cluster, error, cluster.security)
+    if isinstance(error, ConnectionRefusedError):
+        text += (
+            " Start one with `varve serve`, or omit --bootstrap and --keep to use a temporary one"
+        )
+    return NoBrokerError(text)
 
 
 def _allow_cleaning(admin: AdminClient, topic: str) -> None:
@@ -352,8 +378,10 @@ def _verify(cluster: Cluster, topic: str, last: list[int], progress: Progress) -
                 f"no record arrived for {IDLE_SECONDS:.0f} s after the first {records:,}"
             )
         for message in messages:
-            if message.error():
-                raise KafkaException(message.error())
+            if error := message.error():
+                if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    continue  # the demo commits no offsets
+                raise KafkaException(error)
             seen[(message.key() or b"").decode()] = message.value() or b""
         records += len(messages)
         if messages:

@@ -1,7 +1,9 @@
+import os
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -259,6 +261,7 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
         log_dirs=("data",),
         topics=2,
         partitions=53,
+        is_open=True,
     )
     text = facts.text()
     lines = text.splitlines()
@@ -271,11 +274,14 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
         "2 topics with 53 partitions",
         "demo --bootstrap 127.0.0.1:9092 --rate 50000 --keep",
         "kcat -b 127.0.0.1:9092 -L",
+        f"(process {os.getpid()})",
     ):
         assert words in text
     for key in ("console", "stop"):  # whoever has only the log learns the same
         assert str(facts.fields()[key]) in text
     assert facts.fields()["console"] == "https://localhost:9644/"
+    assert facts.fields()["pid"] == os.getpid()
+    assert "--bootstrap" not in replace(facts, is_open=False).text(), "it would be refused"
 
 
 @pytest.mark.parametrize(

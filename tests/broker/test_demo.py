@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from rich.console import Console
 
 from broker import demo
+from broker.cli import main
 from config import exit_codes
-from config.security.clients import Cluster
+from config.security.clients import Cluster, read_command_config
 from protocol.client.librdkafka import connection_settings
 from tests.pipeline.secured_broker import PASSWORD, running_secured
 from tests.support.draws import cases
@@ -102,7 +104,8 @@ def test_a_dead_port_fails_at_once_with_a_reason(capsys: pytest.CaptureFixture[s
     assert done.wait(demo.ANSWER_SECONDS / 2), "it waited for a broker"
     output = " ".join(capsys.readouterr().err.split())
     assert codes == [exit_codes.UNREACHABLE]
-    assert f"no broker answers at 127.0.0.1:{port}: Connection refused. Start one" in output
+    assert f"cannot reach 127.0.0.1:{port}: Connection refused. Is the broker running" in output
+    assert "Start one with `varve serve`" in output
 
 
 @pytest.fixture(params=cases(few=["SASL_SSL"], many=["PLAINTEXT", "SASL_SSL"]))
@@ -114,6 +117,43 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
         with running_secured(tmp_path, {}) as secured:
             yield secured.cluster
             assert PASSWORD not in secured.broker.log_text
+
+
+def test_a_listener_of_another_protocol_is_recognized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_secured(tmp_path, {}) as secured:
+        assert demo.run(Cluster(secured.bootstrap)) == exit_codes.UNREACHABLE
+        assert "A listener with TLS or SASL needs --command-config" in capsys.readouterr().err
+    with running_varve(tmp_path / "open") as broker:
+        assert demo.run(Cluster(broker.url.removeprefix("http://"))) == exit_codes.FAILED
+        assert "answers with HTTP, not with the Kafka protocol" in capsys.readouterr().err
+
+
+def test_a_demo_without_permissions_names_them_and_needs_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "password").write_text("secret")
+    port, admin_port = free_port(), free_port()
+    settings = {
+        "listeners": [f"127.0.0.1:{admin_port}", f"SASL_PLAINTEXT://127.0.0.1:{port}"],
+        "sasl": {"users": {"joe": {"file": str(tmp_path / "password")}}},
+        "authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]},
+    }
+    properties = tmp_path / "joe.properties"
+    properties.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="joe" password="secret";\n'
+    )
+    cluster = Cluster(f"127.0.0.1:{port}", read_command_config(str(properties)))
+    with running_varve(tmp_path / "varve", settings, port=admin_port) as broker:
+        for line in demo.NEEDS.replace("NAME", "joe").splitlines()[1:]:
+            assert demo.run(cluster, updates=20_000, keys=1000) == exit_codes.FAILED
+            assert demo.NEEDS in capsys.readouterr().err
+            added = [*line.split()[1:], "--bootstrap", broker.bootstrap]
+            assert CliRunner().invoke(main, added).exit_code == 0
+        assert demo.run(cluster, updates=20_000, keys=1000) == 0, capsys.readouterr().err
 
 
 def demo_topics(cluster: Cluster) -> list[str]:
