@@ -45,9 +45,9 @@ def about_span(ms: int) -> str:
     return f"{max(0, ms)} ms"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, ending: str = "s") -> str:
     """Return a count with its noun: "1 topic", "2,000 topics", "no topics"."""
-    return f"{f'{number:,}' if number else 'no'} {noun}{'' if number == 1 else 's'}"
+    return f"{f'{number:,}' if number else 'no'} {noun}{'' if number == 1 else ending}"
 
 
 def _parse(text: str, units: dict[str, int], requested: str) -> int:

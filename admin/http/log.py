@@ -13,17 +13,18 @@ from admin.client import ApiClient, Json, partition_path
 from admin.command import (
     api_command,
     fail,
+    optional_partition_arguments,
     partition_arguments,
     show,
     show_progress,
 )
-from admin.http.cleaner import select_partition
+from admin.http.cleaner import select_partition, select_partitions
 from admin.log_dump import dump
 from admin.rangeless_option import RangelessOption
 from admin.tables import columns
 from admin.watch import watched
 from config import exit_codes
-from config.units import about_size
+from config.units import about_size, counted
 
 ROOT: Final = "/api/v1/log"
 offset_type = click.IntRange(0, (1 << 63) - 1)
@@ -67,25 +68,36 @@ def directory_lines(rows: Sequence[Json]) -> list[str]:
 
 
 @log_group.command(short_help="Read a log and name every damaged range.")
-@partition_arguments
+@optional_partition_arguments
 @click.option("--from-offset", type=offset_type, cls=RangelessOption, metavar="OFFSET",
               help="First offset to verify; default: that of the log.")  # fmt: skip
 @api_command
 def verify(
     client: ApiClient, topic: str, partition: int | None, from_offset: int | None, as_json: bool
 ) -> None:
-    """Read the log of a partition and check every batch: length, offsets, checksum.
+    """Read the log of a partition or topic; check length, offsets and checksum of every batch.
 
     The command names every damaged range; from then on the broker answers fetches there with
     CORRUPT_MESSAGE. The exit code is 4 if there is damage. The broker reads the log in small steps
     between other requests.
     """
-    topic, partition = select_partition(client, topic, partition)
+    selection = select_partitions(client, topic, partition)
+    done = [_verified(client, *where, from_offset, quiet=as_json) for where in selection.partitions]
+    answer = {"partitions": done} if selection.topic is not None else done[0]
+    show(answer, as_json, lambda _: [line for row in done for line in verified_lines(row)])
+    if any(row["damage"] for row in done):
+        sys.exit(exit_codes.UNVERIFIED)
+
+
+def _verified(
+    client: ApiClient, topic: str, partition: int, from_offset: int | None, *, quiet: bool
+) -> Json:
+    """Read the log of one partition and return the sums and the damaged ranges."""
     path = f"{partition_path(topic, partition)}/verify"
     below = client.below(ROOT)
     part = below.post(path if from_offset is None else f"{path}?from_offset={from_offset}")
     total: Json = dict(part)
-    shown = not as_json and sys.stderr.isatty()
+    shown = not quiet and sys.stderr.isatty()
     while not part["done"]:
         if shown:
             text = f"{topic}-{partition}: offset {part['next_offset']} of {part['end_offset']}"
@@ -98,9 +110,7 @@ def verify(
         total["next_offset"], total["done"] = part["next_offset"], part["done"]
     if shown:
         show_progress("")
-    show(total, as_json, verified_lines)
-    if total["damage"]:
-        sys.exit(exit_codes.UNVERIFIED)
+    return total
 
 
 @log_group.command(short_help="Remove damaged batches so that readers can continue.")
@@ -183,8 +193,8 @@ def verified_lines(answer: Json) -> list[str]:
     if first == end:
         return [f"{name} has no records from offset {first} on"]
     read = (
-        f"offsets {first} to {end - 1}: {answer['batches']:,} whole batches, "
-        f"{answer['records']:,} records, {about_size(answer['bytes'])}"
+        f"offsets {first} to {end - 1}: {counted(answer['batches'], 'whole batch', 'es')}, "
+        f"{counted(answer['records'], 'record')}, {about_size(answer['bytes'])}"
     )
     damage = answer["damage"]
     if not damage:

@@ -24,6 +24,7 @@ from config.topics.keys import (
     ValueKind,
     describe,
 )
+from config.topics.values import unknown_config
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
 from protocol.limits import STRING_BYTES_MAX
@@ -353,7 +354,7 @@ def _apply(
 def _check_known(key: str, kind: int) -> None:
     """Refuse a topic key that does not exist. Raises TopicError."""
     if kind == TOPIC and key not in TOPIC_KEYS:
-        raise TopicError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {key}")
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(unknown_config(key, TOPIC_KEYS)))
 
 
 def _combine(present: str, operation: int, value: str) -> str:

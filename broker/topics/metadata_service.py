@@ -261,8 +261,8 @@ class MetadataService:
         if total <= topic.partition_count:
             raise TopicError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {name} has {counted(topic.partition_count, 'partition')}; "
-                f"{total} would not be more",
+                f"topic {name} has {counted(topic.partition_count, 'partition')} already; the "
+                f"number can only grow, so {total} is not possible",
             )
         self._check_count(total, total - topic.partition_count, creator)
         return topic

@@ -47,7 +47,7 @@ def check_new_name(name: str) -> None:
         raise InvalidTopicNameError(name, "is internal to the broker")
     if name.endswith(RESERVED_SUFFIX):
         raise InvalidTopicNameError(
-            name, f"names ending in {RESERVED_SUFFIX} are reserved for compacted views"
+            name, f"ends in {RESERVED_SUFFIX}, which is reserved for compacted views"
         )
 
 
