@@ -177,8 +177,10 @@ class ApiClient:
                 "is this its HTTP address (--http)?"
             ) from error
         except (OSError, HTTPException) as error:
+            secure = " With http_tls, it begins with https://." if self.tls is None else ""
             raise UnreachableError(
                 f"{self.url} did not answer: {error}. Is this the broker's HTTP address (--http)?"
+                f"{secure}"
             ) from error
 
     def _refused(self, error: HTTPError) -> NoReturn:

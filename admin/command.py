@@ -4,6 +4,7 @@ The exit codes: config/exit_codes.py.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -212,7 +213,18 @@ def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) ->
 
 def show_progress(text: str) -> None:
     """Replace the last line of the terminal; an empty text removes it."""
-    click.echo(f"\r\033[K{printable(text)}", nl=False, err=True)
+    room = shutil.get_terminal_size().columns - 1  # only the last line can be replaced
+    click.echo(f"\r\033[K{printable(text)[:room]}", nl=False, err=True)
+
+
+def confirm_deletion(question: str) -> None:
+    """Ask on the terminal; end the process if the answer is not yes."""
+    try:
+        if click.confirm(question, err=True):
+            return
+    except click.Abort:  # Ctrl-C, or there is nobody to answer
+        click.echo(err=True)
+    fail("nothing was deleted; --yes deletes without a question")
 
 
 def fail(message: str, code: int = exit_codes.FAILED) -> NoReturn:

@@ -49,7 +49,7 @@ def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
         _check_names(hosts, clients)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    directory = Path(folder).absolute()
+    directory = Path(folder).resolve()
     is_new = not os.path.lexists(directory / KEY_FILE)
     if not is_new and (hosts or not clients):
         fail(f"{directory / KEY_FILE} exists; give only --client, or choose another folder")
@@ -59,7 +59,8 @@ def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
             files = _own_files(authority) | _server_files(authority, (*LOCAL_HOSTS, *hosts))
         else:
             authority, files = _Authority.read(directory), {}
-        _write_all(directory, files | _client_files(authority, clients))
+        files |= _client_files(authority, clients)
+        _write_all(directory, files)
     except FileExistsError as error:
         fail(f"{error.filename} exists; remove it, or choose another folder")
     except OSError as error:
@@ -67,7 +68,8 @@ def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
     except (ValueError, TypeError) as error:  # of cryptography, about the files that were read
         fail(f"cannot use {CERTIFICATE_FILE} and {KEY_FILE} in {directory}: {error}")
     advice = [*_broker_advice(directory, hosts, clients), ""] if is_new else []
-    click.echo("\n".join([*advice, *_client_advice(directory, clients)]))
+    made = f"Files made in {directory}: {', '.join(files)}."
+    click.echo("\n".join([made, *advice, *_client_advice(directory, clients)]))
 
 
 def _check_names(hosts: Sequence[str], clients: Sequence[str]) -> None:

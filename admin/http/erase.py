@@ -1,5 +1,6 @@
 """`varve erase`: erase a key by a deadline, over the HTTP API; see admin/command.py."""
 
+import sys
 import time
 from base64 import b64decode, b64encode
 from pathlib import Path
@@ -15,8 +16,9 @@ from admin.command import (
     fail,
     seconds_type,
     show,
+    show_progress,
 )
-from admin.http.erase_text import erasure_lines, erasures_lines
+from admin.http.erase_text import erasure_lines, erasures_lines, progress_text
 from admin.rangeless_option import RangelessOption
 from config.units import parse_duration_ms
 
@@ -95,7 +97,7 @@ def erase(
         body["partitions"] = list(partitions)
     answer = root.post("", body)
     if wait:
-        answer = _waited(root, answer, timeout)
+        answer = _waited(root, answer, timeout, quiet=as_json)
     show(answer, as_json, erasure_lines)
     if not wait or answer["state"] == "complete":
         return
@@ -124,14 +126,21 @@ def _key(text: str | None, encoded: str | None, path: str | None) -> bytes | Non
         fail(f"cannot read {path}: {error.strerror}")
 
 
-def _waited(root: ApiClient, answer: Json, timeout: float | None) -> Json:
+def _waited(root: ApiClient, answer: Json, timeout: float | None, *, quiet: bool) -> Json:
     """Return the erasure when it has ended, or after the timeout; without one, at its deadline."""
     until = None if timeout is None else time.monotonic() + timeout
-    while answer["state"] == "open":
-        if _is_overdue(answer) if until is None else time.monotonic() >= until:
-            break
-        time.sleep(POLL_SECONDS)
-        answer = root.get(f"/{answer['id']}")
+    is_shown = not quiet and sys.stderr.isatty()
+    try:
+        while answer["state"] == "open":
+            if _is_overdue(answer) if until is None else time.monotonic() >= until:
+                break
+            if is_shown:
+                show_progress(progress_text(answer))
+            time.sleep(POLL_SECONDS)
+            answer = root.get(f"/{answer['id']}")
+    finally:
+        if is_shown:
+            show_progress("")
     return answer
 
 

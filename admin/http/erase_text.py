@@ -44,6 +44,16 @@ def erasure_lines(erasure: Json) -> list[str]:
     return [head, f"  {state}", f"  {times}", *_partition_lines(erasure)]
 
 
+def progress_text(erasure: Json) -> str:
+    """Return one line about an open erasure: what its first unfinished partition waits for."""
+    waiting = (
+        f"{erasure['topic']}-{part['partition']}: {part['waits_for']}"
+        for part in erasure["partitions"]
+        if part["waits_for"] is not None
+    )
+    return f"erasure {erasure['id']}: {next(waiting, 'requested')}"
+
+
 def _partition_lines(erasure: Json) -> Iterator[str]:
     for part in erasure["partitions"]:
         name, receipt = f"  {erasure['topic']}-{part['partition']}: ", part["receipt"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from admin.client import Json
 from admin.tables import columns
-from config.units import about_size
+from config.units import about_size, counted
 
 _HEADER = ("SEGMENT", "SIZE", "RECORDS", "LIVE", "DEAD", "TOMBSTONES", "NO KEY", "INDEX")
 _NUMBERS = ("records", "live", "dead", "tombstones", "keyless")
@@ -16,10 +16,12 @@ def verified_lines(rows: Sequence[Json], *, with_segments: bool) -> list[str]:
     """Describe the checks of partitions: sums, differences, and the segments if requested."""
     lines: list[str] = []
     for row in rows:
+        if with_segments and lines:
+            lines.append("")
         lines += _partition_lines(row)
         if with_segments and row["segments"]:
             table = [_HEADER, *(map(_segment_row, row["segments"]))]
-            lines += ["", *columns(table, right={0, 1, 2, 3, 4, 5, 6}), ""]
+            lines += ["", *columns(table, right={0, 1, 2, 3, 4, 5, 6})]
     return lines or ["The topic has no partition that the broker serves."]
 
 
@@ -30,9 +32,9 @@ def _partition_lines(row: Json) -> list[str]:
     size = about_size(result["size_bytes"])
     indexes = sum(segment["index"] in _COMPARED_INDEXES for segment in row["segments"])
     sums = (
-        f"below offset {result['end_offset']:,}: {result['keys']:,} keys, {size}; "
-        f"{result['records']:,} records, {result['live']:,} live ({result['tombstones']:,} "
-        f"tombstone{'' if result['tombstones'] == 1 else 's'}), {result['dead']:,} dead"
+        f"below offset {result['end_offset']:,}: {counted(result['keys'], 'key')}, {size}; "
+        f"{counted(result['records'], 'record')}, {result['live']:,} live "
+        f"({counted(result['tombstones'], 'tombstone')}), {result['dead']:,} dead"
     )
     others = [
         f"{result[key]:,} {text}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from admin.client import Json
-from admin.command import fail, json_option, show, with_command_config
+from admin.command import confirm_deletion, fail, json_option, show, with_command_config
 from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
@@ -143,7 +143,7 @@ def delete_groups(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
         for name in names:
             _described(admin, name)  # it exists
         if not yes:
-            click.confirm(f"Delete {printable(', '.join(names))}?", abort=True, err=True)
+            confirm_deletion(f"Delete {printable(', '.join(names))}?")
         for name, future in admin.delete_consumer_groups(list(names)).items():
             try:
                 future.result(REQUEST_SECONDS)

@@ -78,6 +78,8 @@ def produce(
     from confluent_kafka.admin import AdminClient
 
     lines = sys.stdin.buffer
+    if sys.stdin.isatty():
+        click.echo("Write one record a line; Ctrl-D ends.", err=True)
     needs = f"WRITE on topic:{topic}"
     null = None if tombstone is None else tombstone.encode()
     failures: list[str] = []
@@ -212,16 +214,52 @@ def consume(
         numbers = partition_numbers(admin, topic, partition)
         first = start.resolve(admin, topic, numbers, REQUEST_SECONDS)
         ends = TopicPosition().resolve(admin, topic, numbers, REQUEST_SECONDS)
-        client = Consumer(reader_settings(settings, uncommitted=uncommitted))
+        outage = _Outage(bootstrap)
+        reader = reader_settings(settings, uncommitted=uncommitted)
+        client = Consumer(reader | {"error_cb": outage.note_error})
         try:
             client.assign([TopicPartition(topic, number, first[number]) for number in numbers])
             pending = {number: ends[number] for number in numbers if first[number] < ends[number]}
-            messages = _read(client) if follow else _read_until(client, pending)
+            messages = _read(client, outage) if follow else _read_until(client, pending)
             matching = (m for m in messages if requested is None or m.key() == requested)
+            count = 0
             for message in islice(matching, limit):
+                count += 1
                 click.echo(line(message))
         finally:
             client.close()
+    if count == 0 and not follow:
+        what = "no record" if key is None else "no record with this key"
+        click.echo(printable(f"varve: {topic}: {what} was found"), err=True)
+
+
+class _Outage:
+    """Tells the user once that no broker answers, and once that it is back."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._is_open = False
+
+    def note_error(self, error: "KafkaError") -> None:
+        """Take an error of the connections; librdkafka calls this within `poll`."""
+        from confluent_kafka import KafkaError
+
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and not self._is_open:
+            self._is_open = True
+            click.echo(f"varve: {self._bootstrap} does not answer; waiting for it", err=True)
+
+    def check(self, client: "Consumer") -> None:
+        """Look whether the broker is back."""
+        from confluent_kafka import KafkaException
+
+        if not self._is_open:
+            return
+        try:
+            client.list_topics(timeout=POLL_SECONDS)
+        except KafkaException:
+            return  # still away
+        self._is_open = False
+        click.echo(f"varve: {self._bootstrap} answers again", err=True)
 
 
 def _read_until(client: "Consumer", ends: dict[int, int]) -> "Iterator[Message]":
@@ -261,13 +299,14 @@ def _read_until(client: "Consumer", ends: dict[int, int]) -> "Iterator[Message]"
             pending.discard(number)
 
 
-def _read(client: "Consumer") -> "Iterator[Message]":
-    """Yield records until Ctrl-C. Raises KafkaException."""
+def _read(client: "Consumer", outage: _Outage) -> "Iterator[Message]":
+    """Yield records until Ctrl-C, also after an outage of the broker. Raises KafkaException."""
     from confluent_kafka import KafkaError, KafkaException
 
     with interrupts() as interrupted:
         while not interrupted.is_set():
             message = client.poll(POLL_SECONDS)
+            outage.check(client)
             if message is None:
                 continue
             error = message.error()

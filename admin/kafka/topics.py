@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from admin.client import Json
-from admin.command import TOPICS_HINT, fail, json_option, show, with_command_config
+from admin.command import (
+    TOPICS_HINT,
+    confirm_deletion,
+    fail,
+    json_option,
+    show,
+    with_command_config,
+)
 from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
@@ -19,7 +26,7 @@ from admin.rangeless_option import RangelessOption
 from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
-from config.topics.names import INTERNAL_TOPICS
+from config.topics.names import INTERNAL_TOPICS, RESERVED_SUFFIX
 from config.units import about_size, about_span, counted
 
 if TYPE_CHECKING:
@@ -327,7 +334,7 @@ def _compacts(policy: str) -> bool:
 @with_command_config
 def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
     """Delete each TOPIC with all its records."""
-    from confluent_kafka import KafkaException
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 
     failures = []
@@ -337,13 +344,19 @@ def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
             partition_numbers(admin, name)  # it exists
         if not yes:
             listed = printable(", ".join(names))
-            click.confirm(f"Delete {listed} with all records?", abort=True, err=True)
+            confirm_deletion(f"Delete {listed} with all records?")
         deletions = admin.delete_topics(list(names), operation_timeout=REQUEST_SECONDS)
         for name, future in deletions.items():
             try:
                 future.result()
             except KafkaException as error:
                 reason = error_text(error.args[0], f"DELETE on topic:{name}")
+                source = name.removesuffix(RESERVED_SUFFIX)
+                if source != name and error.args[0].code() == KafkaError.INVALID_REQUEST:
+                    reason = (  # librdkafka does not pass on the reason that the broker sends
+                        f"it is the compacted view of {source}; to remove it: `varve topics alter "
+                        f"{source} --set varve.view=none`"
+                    )
                 failures.append(f"{name}: {reason}")
             else:
                 click.echo(f"{printable(name)} is deleted.")

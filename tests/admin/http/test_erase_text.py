@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from admin.client import ApiClient
 from admin.http.erase import erase
-from admin.http.erase_text import erasure_lines, erasures_lines
+from admin.http.erase_text import erasure_lines, erasures_lines, progress_text
 
 
 def erasure(part: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -44,6 +44,12 @@ def test_an_open_erasure_says_what_is_left_and_what_it_waits_for() -> None:
     lines = erasure_lines(erasure(part))
     assert lines[0] == "erasure 0a1b of orders, key digest ff00"
     assert lines[-1] == "  orders-0: 1,200 values in 3 files; it waits for its turn"
+
+
+def test_a_wait_for_a_receipt_shows_what_the_erasure_waits_for() -> None:
+    part = {"waits_for": "the partition is paused"}
+    assert progress_text(erasure(part)) == "erasure 0a1b: orders-0: the partition is paused"
+    assert progress_text(erasure({})) == "erasure 0a1b: requested"
 
 
 def test_an_erasure_that_will_be_late_says_why() -> None:

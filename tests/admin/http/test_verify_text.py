@@ -36,6 +36,11 @@ def test_a_log_without_a_difference_takes_one_line() -> None:
     ]
 
 
+def test_a_single_key_and_record_are_counted_in_the_singular() -> None:
+    (line,) = verified_lines([row(keys=1, records=1)], with_segments=False)
+    assert "1,200: 1 key, 4.0 KiB; 1 record, " in line
+
+
 def test_records_without_a_key_are_named_if_there_are_any() -> None:
     (line,) = verified_lines([row(keyless=3, aborted=2)], with_segments=False)
     assert "300 dead, 3 without a key, 2 aborted; 1 key index compared" in line

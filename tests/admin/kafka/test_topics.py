@@ -2,7 +2,10 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from os import SEEK_END
 from pathlib import Path
@@ -18,6 +21,7 @@ from storage.format.batch import read_header
 from storage.format.compression import ZSTD
 from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, running_varve
+from tests.support.waiting import wait_until
 
 
 def run(broker: VarveBroker, *arguments: str, lines: bytes = b"") -> Result:
@@ -142,6 +146,19 @@ def test_a_topic_whose_records_have_keys_becomes_compacted_in_silence(broker: Va
     assert compacted(broker, "keyed") == ""
 
 
+def test_a_view_is_not_deleted_and_the_reason_says_how_to_remove_it(broker: VarveBroker) -> None:
+    done(broker, "topics", "create", "bills", "--set", "varve.view=compacted")
+    error = refused(broker, "topics", "delete", "bills.compacted", "--yes")
+    assert "compacted view of bills" in error
+    assert "`varve topics alter bills --set varve.view=none`" in error
+
+
+def test_an_unknown_setting_to_unset_gets_a_suggestion(broker: VarveBroker) -> None:
+    topic = created(broker, "unset")
+    error = refused(broker, "topics", "alter", topic, "--unset", "segment.mss")
+    assert "did you mean segment.ms?" in error
+
+
 def test_internal_topics_are_listed_on_request_only(broker: VarveBroker) -> None:
     created(broker, "visible")
     commit(broker, "visible", "a-group")
@@ -154,6 +171,8 @@ def test_nothing_is_deleted_without_confirmation(broker: VarveBroker) -> None:
     result = run(broker, "topics", "delete", "kept", lines=b"n\n")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "Delete kept with all records? [y/N]" in result.stderr
+    assert "nothing was deleted; --yes deletes without a question" in result.stderr
+    assert "--yes deletes without" in run(broker, "topics", "delete", "kept").stderr
     assert "kept" in done(broker, "topics", "list")
 
 
@@ -182,7 +201,11 @@ def test_what_does_not_exist_is_named_before_a_confirmation(
             "did you mean segment.ms?",
         ),
         (("alter", "there"), exit_codes.USAGE, "give --set, --unset or --partitions"),
-        (("alter", "there", "--partitions", "1"), exit_codes.FAILED, "1 would not be more"),
+        (
+            ("alter", "there", "--partitions", "1"),
+            exit_codes.FAILED,
+            "can only grow, so 1 is not possible",
+        ),
         (
             ("describe", "missing"),
             exit_codes.FAILED,
@@ -279,6 +302,35 @@ def test_lines_become_records_and_records_lines(broker: VarveBroker) -> None:
     third = json.loads(done(broker, "consume", topic, "--json").splitlines()[2])
     assert third.pop("timestamp_ms") > 0
     assert third == {"topic": topic, "partition": 0, "offset": 2, "key": "a", "value": None}
+
+
+def test_a_search_without_a_result_says_so(broker: VarveBroker) -> None:
+    topic = created(broker, "searched")
+    done(broker, "produce", topic, lines=b"k\tv\n")
+    result = run(broker, "consume", topic, "--key", "nosuch")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "varve: searched: no record with this key was found\n"
+
+
+def test_a_reader_that_follows_learns_of_an_outage_and_of_its_end(
+    tmp_path: Path,
+) -> None:
+    port, errors = free_port(), tmp_path / "errors"
+    command = [sys.executable, "-m", "broker.cli", "consume", "t", "--follow"]
+    command += ["--bootstrap", f"127.0.0.1:{port}"]
+    with ExitStack() as stack:
+        with running_varve(tmp_path / "varve", {}, port=port) as broker, errors.open("wb") as file:
+            created(broker, "t")
+            done(broker, "produce", "t", lines=b"k\tv\n")
+            reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+            stack.enter_context(reader)
+            stack.callback(reader.kill)
+            assert reader.stdout is not None
+            assert reader.stdout.readline().endswith(b"k\tv\n")
+        wait_until(lambda: "does not answer; waiting" in errors.read_text(), "an outage")
+        stack.enter_context(running_varve(tmp_path / "varve", {}, port=port))
+        wait_until(lambda: "answers again" in errors.read_text(), "its end")
+        assert len(errors.read_text().splitlines()) == 2
 
 
 def test_a_line_without_a_separator_stops_the_writing(broker: VarveBroker) -> None:
