@@ -43,13 +43,13 @@ def _partition_lines(row: Json) -> list[str]:
     ]
     sums = ", ".join([sums, *others])
     if indexes:
-        sums += "; 1 key index compared" if indexes == 1 else f"; {indexes} key indexes compared"
+        sums += f"; {counted(indexes, 'key index', 'es')} compared"
     if digests := result["digests_compared"]:
-        sums += "; 1 digest compared" if digests == 1 else f"; {digests} digests compared"
+        sums += f"; {counted(digests, 'digest')} compared"
     differences = row["differences"]
     if not differences:
         return [f"{name}: nothing differs, {sums}"]
-    count = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
+    count = counted(len(differences), "difference")
     return [f"{name}: {count}, {sums}", *(f"  - {_difference_text(d)}" for d in differences)]
 
 

@@ -23,8 +23,8 @@ from storage.errors import DirectoryStalledError, LogDirectoryError
 _T = TypeVar("_T")
 
 # The longest that a disk holds the event loop. A write to the page cache takes some microseconds, a
-# roll on a busy disk some ten milliseconds. On a machine without an idle core,
-# the thread may have to wait for one: up to 0.4 s were seen.
+# roll on a busy disk some ten milliseconds. On a machine without an idle core, the thread may have
+# to wait for one: up to 0.4 s were seen.
 WAIT_SECONDS: Final = 0.5
 # After a change that took longer than SLOW_SECONDS, the loop waits no longer than that for a while:
 # a disk that is always slow takes little of the loop's time.

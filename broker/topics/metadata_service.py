@@ -222,9 +222,9 @@ class MetadataService:
         changed, turns = {}, Turns()
         for topic in self._topics:
             entry = self._manager.metadata.topics[topic.name]
-            retention = _file_retention(entry, topic.layers)
-            if retention != entry.file_retention:
-                changed[topic.name] = replace(entry, file_retention=retention)
+            noted = _note_retention(entry, topic.layers)
+            if noted is not entry:
+                changed[topic.name] = noted
             await turns.take()
         if changed:
             with suppress(NoRoomError):  # the next start or reload does the same
@@ -563,7 +563,7 @@ class MetadataService:
             self._check_view(name, new_settings.config)
         if validate_only:
             return
-        entry = replace(entry, dynamic=dynamic, file_retention=_file_retention(entry, layers))
+        entry = _note_retention(replace(entry, dynamic=dynamic), layers)
         await self._apply([new_settings], self._manager.metadata.with_topic(name, entry))
         logger.info("topic settings changed", topic=name, dynamic=dynamic)
 
@@ -586,8 +586,7 @@ class MetadataService:
                 broker_dynamic=dynamic,
             )
             new_settings.append(_with_layers(topic, layers))
-            if (file_retention := _file_retention(entry, layers)) != entry.file_retention:
-                entries[topic.name] = replace(entry, file_retention=file_retention)
+            entries[topic.name] = _note_retention(entry, layers)
             await turns.take()
         cleaner = self._settings.check_cleaner(self._settings.file, dynamic)
         if validate_only:
@@ -752,9 +751,14 @@ def _with_layers(topic: Topic, layers: TopicLayers) -> _NewSettings:
         raise TopicError(error.code, f"topics.{topic.name}: {error}") from error
 
 
-def _file_retention(entry: TopicEntry, layers: TopicLayers) -> Mapping[str, str]:
-    """Return what to save of the settings file; a topic that it has left keeps what was saved."""
-    return entry.file_retention if layers.left_by_file else retention_of_file(layers)
+def _note_retention(entry: TopicEntry, layers: TopicLayers) -> TopicEntry:
+    """Return the entry with what the settings file says of deletion; the same object if it has it.
+
+    A topic that the file has left keeps what was noted.
+    """
+    if layers.left_by_file or (retention := retention_of_file(layers)) == entry.file_retention:
+        return entry
+    return replace(entry, file_retention=retention)
 
 
 def _warn_of_unknown_policy(topic: Topic) -> None:

@@ -409,10 +409,9 @@ class Log:
         self._state.recovery_point = min(self._state.recovery_point, offset)
 
     def find_transaction_over(self, offset: int) -> tuple[int, int] | None:
-        """Return producer id and first offset of a transaction that begins below `offset` and does
-        not end below it: the oldest. May run in a thread.
+        """Return the oldest transaction that begins below `offset` and does not end below it.
 
-        Raises StorageError, OSError.
+        Return its producer id and first offset. May run in a thread. Raises StorageError, OSError.
         """
         state = self._state
         states = load_states(state.env, state.directory, state.segments.since(0), offset)
