@@ -12,7 +12,6 @@ The cache is bounded. A new session in a full cache takes the place of
 Otherwise the client gets no session, which the protocol allows.
 """
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
@@ -96,11 +95,20 @@ class FetchSession:
         return records or error or moved
 
 
+@dataclass(slots=True)
+class _Owner:
+    """The sessions of one principal: counted here, because an eviction may follow many others."""
+
+    sessions: dict[int, FetchSession] = field(default_factory=dict)  # least recently used first
+    room: int = 0  # of these sessions
+
+
 class FetchSessions:
     """All fetch sessions of this broker."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS, random: Random | None = None) -> None:
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
+        self._owners: dict[Hashable, _Owner] = {}
         self._max_sessions = max_sessions
         self._random = random or SystemRandom()  # no client may guess another's id
         self._room = 0  # of all sessions
@@ -136,14 +144,13 @@ class FetchSessions:
         if not self._has_room(owner, len(targets)):
             return None
         if len(self._sessions) >= self._max_sessions and not (
-            self._evict_idle(now) or self._evict_excess(owner, 1, lambda _: 1)
+            self._evict_idle(now) or self._evict_excess(owner, 1, lambda each: len(each.sessions))
         ):
             return None
-        session = FetchSession(
-            self._take_id(), owner, by_id, used_at=now, targets=targets, room=len(targets)
-        )
-        self._room += session.room
+        session = FetchSession(self._take_id(), owner, by_id, used_at=now, targets=targets)
         self._sessions[session.session_id] = session
+        self._owners.setdefault(owner, _Owner()).sessions[session.session_id] = session
+        self._add_room(session, len(targets))
         return session
 
     def incremental(
@@ -186,23 +193,33 @@ class FetchSessions:
         if more > 0:
             if not self._has_room(owner, more):
                 raise FetchSessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-            session.room += more
-            self._room += more
+            self._add_room(session, more)
         session.adding += added
         session.epoch = epoch + 1 if epoch < MAX_EPOCH else 1
         session.used_at = now
-        self._sessions[session_id] = self._sessions.pop(session_id)
+        for sessions in (self._sessions, self._owners[owner].sessions):
+            sessions[session_id] = sessions.pop(session_id)
         return session
 
     def end(self, session: FetchSession) -> None:
         """End a session that no client knows yet."""
-        if self._sessions.pop(session.session_id, None) is not None:
-            self._room -= session.room
+        if self._sessions.pop(session.session_id, None) is None:
+            return
+        owned = self._owners[session.owner]
+        del owned.sessions[session.session_id]
+        self._add_room(session, -session.room)
+        if not owned.sessions:
+            del self._owners[session.owner]
+
+    def _add_room(self, session: FetchSession, partitions: int) -> None:
+        session.room += partitions
+        self._owners[session.owner].room += partitions
+        self._room += partitions
 
     def _has_room(self, owner: Hashable, partitions: int) -> bool:
         """Return whether there may be so many more partitions, perhaps after evictions."""
         while self._room + partitions > MAX_ALL_PARTITIONS:
-            if not self._evict_excess(owner, partitions, lambda session: session.room):
+            if not self._evict_excess(owner, partitions, lambda each: each.room):
                 return False
         return True
 
@@ -213,17 +230,12 @@ class FetchSessions:
         self._evict(oldest)
         return True
 
-    def _evict_excess(
-        self, owner: Hashable, added: int, size: Callable[[FetchSession], int]
-    ) -> bool:
+    def _evict_excess(self, owner: Hashable, added: int, size: Callable[[_Owner], int]) -> bool:
         """Evict a session of the principal with the most, if that is far more than `owner` has."""
-        sizes: Counter[Hashable] = Counter()
-        for session in self._sessions.values():
-            sizes[session.owner] += size(session)
-        largest, most = sizes.most_common(1)[0] if sizes else (owner, 0)
-        if most <= FAR_MORE * (sizes[owner] + added):
+        largest = max(self._owners.values(), key=size, default=_Owner())
+        if size(largest) <= FAR_MORE * (size(self._owners.get(owner, _Owner())) + added):
             return False
-        self._evict(next(s for s in self._sessions.values() if s.owner == largest))
+        self._evict(next(iter(largest.sessions.values())))
         return True
 
     def _evict(self, session: FetchSession) -> None:

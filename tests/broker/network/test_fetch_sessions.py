@@ -203,3 +203,24 @@ def test_requests_that_add_partitions_at_a_time_count_together(
         cache.resume(session.session_id, 3, 49, by_id=False, owner="a", now=1.0)
     session.added(49)
     cache.resume(session.session_id, 3, 49, by_id=False, owner="a", now=1.0)
+
+
+def test_evictions_do_not_count_all_sessions_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with a thousand sessions made the next fetch of another hold the event loop."""
+
+    class Owner:
+        looked_up = 0
+
+        def __hash__(self) -> int:
+            Owner.looked_up += 1
+            return 7
+
+    monkeypatch.setattr(fetch_sessions, "MAX_ALL_PARTITIONS", 800)
+    cache, owner = sessions(limit=1000), Owner()
+    for index in range(300):
+        assert cache.full(0, 0, targets(index), by_id=False, owner=owner, now=0.0) is not None
+    assert cache.full(0, 0, targets(*range(400)), by_id=False, owner=owner, now=0.0) is not None
+    Owner.looked_up = 0
+    granted(cache, targets(*range(200)), owner="b")
+    assert cache.evictions == 100
+    assert Owner.looked_up < 5 * cache.evictions
