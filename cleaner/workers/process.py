@@ -6,6 +6,7 @@ survives SIGKILL until its system call returns.
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from config.security.secrets import environment_without_secrets
 REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
 REAP_STEP_SECONDS: Final = 0.01
 NICE_MAX: Final = 19
+IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)  # of the process group; see worker.py
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
 
@@ -226,14 +228,21 @@ async def spawn_command(command: Sequence[str]) -> ProcessLink:
 
 
 def _start(command: Sequence[str], fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
-    """Start the process. Fork and exec block for some ms, at start and after a worker died."""
-    return subprocess.Popen(
-        [*command, f"--fd={fd}", f"--memory-fd={memory_fd}", f"--parent={os.getpid()}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(fd, memory_fd),
-        env=_environment(),
-    )
+    """Start the process. Fork and exec block for some ms, at start and after a worker died.
+
+    It starts with the signals blocked that it will ignore: Ctrl-C reaches it before it can.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    try:
+        return subprocess.Popen(
+            [*command, f"--fd={fd}", f"--memory-fd={memory_fd}", f"--parent={os.getpid()}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(fd, memory_fd),
+            env=_environment(),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment() -> dict[str, str]:

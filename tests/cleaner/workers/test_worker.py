@@ -241,6 +241,13 @@ async def test_a_hanging_worker_can_be_killed() -> None:
         assert await link.reap() == "killed by signal 9"
 
 
+async def test_a_stop_signal_does_not_end_a_worker_that_is_still_starting() -> None:
+    program = "import os, signal\nfor number in (2, 15): os.kill(os.getpid(), number)"
+    link = await spawn_command([sys.executable, "-c", program])
+    with closing(link):
+        assert await link.reap() == "exit status 0"
+
+
 async def test_interrupts_are_left_to_the_broker() -> None:
     with closing(await started()) as link:
         os.kill(link.pid, signal.SIGINT)
