@@ -263,12 +263,17 @@ class CleanerPool:
             verdict=verdict,
             transitions=self.in_progress.transitions(partition),
             queue_position=waiting.index(partition) + 1 if is_waiting else None,
-            next_attempt=None if verdict is None else next_attempt(verdict, now_ms),
+            next_attempt=(
+                next_attempt(verdict, now_ms)
+                if verdict is not None and self._settings.enabled
+                else None
+            ),
             quarantine=states.past_of(state),
             last_job=self.history.last_of(partition),
             is_paused=partition in self.control.operator_pauses,
             requested_offset=None if request is None else request.end_offset,
             worker=self._worker_of(partition),
+            is_enabled=self._settings.enabled,
         )
 
     async def estimate(

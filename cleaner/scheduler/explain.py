@@ -44,6 +44,7 @@ class Explanation:
     is_paused: bool  # paused by an operator
     requested_offset: int | None = None  # the end of an operator's clean request
     worker: WorkerStatus | None = None  # that cleans it
+    is_enabled: bool = True  # the cleaner: `cleaner.enabled`
 
 
 def next_attempt(verdict: Verdict, now_ms: int) -> NextAttempt | None:
@@ -168,6 +169,8 @@ def sentences(explanation: Explanation) -> list[str]:
         results.append(
             f"An operator requested a clean below offset {explanation.requested_offset}."
         )
+    if not explanation.is_enabled and not _is_uncompacted(verdict):
+        results.append(f"{_SWITCHED_OFF} Set `cleaner.enabled: true` and restart the broker.")
     if explanation.next_attempt is not None:
         wait_ms = explanation.next_attempt.at_ms - at_ms
         when = "as soon as a worker is idle"
@@ -177,12 +180,22 @@ def sentences(explanation: Explanation) -> list[str]:
     return results
 
 
+_SWITCHED_OFF: Final = "The cleaner is switched off."
+
+
+def _is_uncompacted(verdict: Verdict | None) -> bool:
+    findings = () if verdict is None else verdict.findings
+    return any(finding.blocks and finding.reason is Reason.POLICY for finding in findings)
+
+
 def _answer(explanation: Explanation) -> str:
     name, verdict = explanation.partition, explanation.verdict
     if is_busy(explanation.state):
         return f"{name} is being cleaned{_STAGES[type(explanation.state)]}."
     if verdict is None:
         return f"{name} cannot be assessed: its facts contradict each other. See the broker's log."
+    if verdict.to_clean and not explanation.is_enabled:
+        return f"{name} is not being cleaned: the cleaner is switched off."
     if verdict.to_clean:
         purpose = "to remove expired tombstones" if verdict.expired is not None else "soon"
         return f"{name} will be cleaned {purpose}."

@@ -155,6 +155,18 @@ def test_every_obstacle_is_explained_with_its_figures(
     assert all(line.endswith(".") for line in text)
 
 
+def test_a_cleaner_that_is_switched_off_promises_no_clean() -> None:
+    switched_off = (
+        "The cleaner is switched off. Set `cleaner.enabled: true` and restart the broker."
+    )
+    text = explained(facts(even(4)), is_enabled=False, next_attempt=None)
+    assert text[0] == "t-0 is not being cleaned: the cleaner is switched off."
+    assert text[-1] == switched_off
+    assert switched_off in explained(facts(even(4), checkpoint=30), is_enabled=False)
+    uncompacted = facts(even(4), config=TopicConfig())
+    assert explained(uncompacted, is_enabled=False) == explained(uncompacted)
+
+
 def test_every_reason_and_every_outcome_has_a_text() -> None:
     assert set(_TEXTS) == set(Reason)
     assert set(_OUTCOMES) == set(get_args(Outcome)) - {"finished", "damaged"}

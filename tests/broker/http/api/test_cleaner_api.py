@@ -225,6 +225,8 @@ async def test_a_run_that_makes_no_sense_is_refused_in_words(env: MemoryEnv) -> 
         )  # fmt: skip
         status, result = await call_api(broker, "POST", f"{ROOT}/partitions/orders/0/run")
         assert (status, result["detail"]) == (409, "the cleaner is switched off (cleaner.enabled)")
+        status, result = await call_api(broker, "GET", f"{ROOT}/partitions/orders/0")
+        assert result["sentences"][-1].startswith("The cleaner is switched off.")
 
 
 # --- bad requests ---------------------------------------------------------------------------------
