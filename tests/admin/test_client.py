@@ -1,6 +1,7 @@
 """The client of the HTTP API: where its requests go."""
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from admin.client import ApiClient
+from admin.client import ApiClient, UnreachableError
 
 TOKEN = "0123456789abcdef"
 
@@ -48,3 +49,20 @@ def test_a_request_to_this_machine_never_goes_to_a_proxy(monkeypatch: pytest.Mon
         assert asked == []
         # Another machine may be behind the proxy.
         assert ApiClient("http://broker.example:9644").get("") == {"from": "proxy"}
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x15\x03\x01\x00\x02\x02\x46"])  # closed, a TLS alert
+def test_an_http_address_that_speaks_tls_is_hinted_at(answer: bytes) -> None:
+    def refuse(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=refuse, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match="With http_tls, it begins with https://"):
+            ApiClient(url).get("")
+        thread.join()

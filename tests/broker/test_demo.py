@@ -4,6 +4,7 @@ import io
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,10 @@ def test_a_listener_of_another_protocol_is_recognized(
     with running_secured(tmp_path, {}) as secured:
         assert demo.run(Cluster(secured.bootstrap)) == exit_codes.UNREACHABLE
         assert "A listener with TLS or SASL needs --command-config" in capsys.readouterr().err
+        with_tls = replace(secured.cluster.security, protocol="SSL")
+        assert demo.run(Cluster(secured.bootstrap, with_tls)) == exit_codes.UNREACHABLE
+        output = " ".join(capsys.readouterr().err.split())
+        assert "A listener with SASL needs security.protocol=SASL_SSL" in output
     with running_varve(tmp_path / "open") as broker:
         assert demo.run(Cluster(broker.url.removeprefix("http://"))) == exit_codes.FAILED
         assert "answers with HTTP, not with the Kafka protocol" in capsys.readouterr().err

@@ -94,7 +94,10 @@ def test_a_client_without_a_certificate_is_refused_at_once(mutual: str, files: F
     started = time.monotonic()
     with (
         WireClient(cluster(mutual, **files.trust)) as client,
-        pytest.raises(SecurityRefusedError, match="CERTIFICATE_REQUIRED"),
+        pytest.raises(
+            SecurityRefusedError,
+            match=r"CERTIFICATE_REQUIRED; the client needs a certificate \(ssl.keystore.location\)",
+        ),
     ):
         client.topics()
     assert time.monotonic() - started < 4, "it tried again"
