@@ -110,7 +110,7 @@ def _policy_json(entries: "dict[str, ConfigEntry] | None") -> Json:
     if entries is None:
         return {"cleanup_policy": None, "policy_unknown": False}
     entry = entries[POLICY]
-    is_unknown = int(entry.source) == ConfigSource.UNKNOWN  # type: ignore[call-overload]
+    is_unknown = _source(entry) == ConfigSource.UNKNOWN
     return {"cleanup_policy": entry.value, "policy_unknown": is_unknown}
 
 
@@ -127,7 +127,7 @@ def _policy_text(row: Json) -> str:
 @with_command_config
 @watched
 def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
-    """Show the partitions of TOPIC and its settings that differ from the defaults."""
+    """Show the partitions of TOPIC, and its settings that are set on it or on the broker."""
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
         AdminClient,
@@ -157,15 +157,35 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
     answer = {
         "topic": topic,
         **_policy_json(entries),
-        "settings": None if entries is None else _changed(entries),
+        "settings": None if entries is None else _set_values(entries),
+        "set_to_default": [] if entries is None else _set_to_default(entries),
         "partitions": partitions,
     }
     show(answer, as_json, _describe_lines)
 
 
-def _changed(entries: "dict[str, ConfigEntry]") -> dict[str, str | None]:
-    changed = {name: entry.value for name, entry in entries.items() if not entry.is_default}
-    return dict(sorted(changed.items()))
+def _set_values(entries: "dict[str, ConfigEntry]") -> dict[str, str | None]:
+    values = {name: entry.value for name, entry in entries.items() if not entry.is_default}
+    return dict(sorted(values.items()))
+
+
+def _set_to_default(entries: "dict[str, ConfigEntry]") -> list[str]:
+    """Return the settings that are set to the value that they would have anyway."""
+    from config.topics.keys import ConfigSource
+
+    return sorted(
+        name
+        for name, entry in entries.items()
+        if not entry.is_default
+        and any(
+            _source(synonym) == ConfigSource.DEFAULT and synonym.value == entry.value
+            for synonym in entry.synonyms.values()
+        )
+    )
+
+
+def _source(entry: "ConfigEntry") -> int:
+    return int(entry.source)  # type: ignore[call-overload,no-any-return]
 
 
 def _describe_lines(answer: Json) -> list[str]:
@@ -179,8 +199,10 @@ def _describe_lines(answer: Json) -> list[str]:
     else:
         lines = [f"{title}, {_policy_text(answer)}"]
     if answer["settings"]:
-        lines += ["", "Settings that differ from the defaults:"]
-        lines += [f"  {_setting(name, value)}" for name, value in answer["settings"].items()]
+        lines += ["", "Settings that are set; all others have their defaults:"]
+        for name, value in answer["settings"].items():
+            mark = ", the default" if name in answer["set_to_default"] else ""
+            lines.append(f"  {_setting(name, value)}{mark}")
     table = [("PARTITION", "OFFSETS", "SIZE")]
     table += [(str(row["partition"]), _offsets(row), _size(row)) for row in rows]
     return [*lines, "", *columns(table, right={0, 2})]

@@ -85,7 +85,7 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
     assert done(broker, "topics", "describe", "t1").splitlines() == [
         "t1: 3 partitions, compact",
         "",
-        "Settings that differ from the defaults:",
+        "Settings that are set; all others have their defaults:",
         "  cleanup.policy=compact",
         "  min.cleanable.dirty.ratio=0.2",
         "",
@@ -106,6 +106,16 @@ def test_a_setting_may_have_a_unit_as_in_the_settings_file(broker: VarveBroker) 
     assert output == "units: retention.ms=604800000 (7 d)\n"
     settings = answered(broker, "topics", "describe", "units")["settings"]
     assert settings == {"retention.ms": "604800000", "segment.bytes": str(64 << 20)}
+
+
+def test_a_setting_that_is_set_to_its_default_is_shown_as_such(broker: VarveBroker) -> None:
+    done(broker, "topics", "create", "usual", "--set", "retention.ms=7d", "--set", "segment.ms=1d")
+    lines = done(broker, "topics", "describe", "usual").splitlines()
+    assert lines[3:5] == [
+        "  retention.ms=604800000 (7 d), the default",
+        "  segment.ms=86400000 (1 d)",
+    ]
+    assert answered(broker, "topics", "describe", "usual")["set_to_default"] == ["retention.ms"]
 
 
 def compacted(broker: VarveBroker, topic: str) -> str:

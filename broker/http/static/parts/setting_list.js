@@ -30,7 +30,7 @@ export function SettingList({ settings, save, first }) {
       </label>
       <label class="check">
         <input type="checkbox" checked=${isShort} onChange=${(event) => setShort(event.target.checked)} />
-        Only what differs from the defaults
+        Only what is set
       </label>
     </div>
     ${filter === "" && first}
@@ -41,6 +41,10 @@ export function SettingList({ settings, save, first }) {
   `;
 }
 
+function isAsDefault(setting) {
+  return RESETTABLE.includes(setting.source) && setting.value === setting.default;
+}
+
 function Setting({ setting, save }) {
   const [draft, setDraft] = useState(null);
   const meaning = readable(setting, setting.value);
@@ -48,7 +52,7 @@ function Setting({ setting, save }) {
   return html`<li>
     <div class="settinghead">
       <h3>${setting.name}</h3>
-      ${source && html`<${Tag} kind=${kind}>${source}<//>`}
+      ${source && html`<${Tag} kind=${kind}>${source}${isAsDefault(setting) && ", to its default"}<//>`}
       <span class="settingvalue">${setting.value || html`<i>empty</i>`}
         ${meaning && html` <small>${meaning}</small>`}</span>
       ${draft === null && !setting.read_only && html`<button type="button" class="small" aria-label=${`Change ${setting.name}`}
