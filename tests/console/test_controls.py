@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Page, Route, expect
 
 from admin.client import ApiClient, partition_path
-from tests.support.console import IO_LIMIT, confirm, limit_io, open_page, row_with
+from tests.support.console import IO_LIMIT, box_of, confirm, limit_io, open_page, row_with
 from tests.support.varve import VarveBroker
 
 STATIC = Path(__file__).parents[2] / "broker/http/static"
@@ -218,7 +218,7 @@ def test_internal_topics_and_changed_settings_are_shown_alone_on_request(
     open_page(page, broker, "topics/customers/settings")
     usual = page.get_by_role("heading", name="retention.ms", exact=True)
     expect(usual).to_be_visible()
-    page.get_by_label("Only what differs from the defaults").check()
+    page.get_by_label("Only what is set").check()
     expect(usual).to_have_count(0)
     expect(page.get_by_role("heading", name="segment.bytes", exact=True)).to_be_visible()
 
@@ -281,3 +281,32 @@ def test_a_clean_that_cannot_start_is_told_with_its_reason(
     expect(notice).to_contain_text("younger than min.compaction.lag.ms")
     open_page(page, broker, "topics")
     expect(row_with(page, young)).to_contain_text("not cleanable yet")
+
+
+def test_a_clean_of_an_empty_partition_is_told_why_it_does_nothing(
+    page: Page, broker: VarveBroker
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    new = NewTopic("hollow", 1, 1, config={"cleanup.policy": "compact"})
+    for future in admin.create_topics([new]).values():
+        future.result(30)
+    open_page(page, broker, "topics/hollow/0")
+    page.get_by_role("button", name="Clean now").click()
+    confirm(page, "Clean now")
+    notice = page.locator(".notice")
+    expect(notice).to_have_text("There is nothing to clean: the partition is empty.")
+    buttons = box_of(page.locator("section > .buttons"))
+    assert box_of(notice)["y"] >= buttons["y"] + buttons["height"] + 8
+
+
+def test_a_setting_that_is_set_to_its_default_is_shown_as_such(
+    page: Page, broker: VarveBroker
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    new = NewTopic("usual", 1, 1, config={"retention.ms": "604800000", "segment.ms": "86400000"})
+    for future in admin.create_topics([new]).values():
+        future.result(30)
+    open_page(page, broker, "topics/usual/settings")
+    page.get_by_label("Only what is set").check()
+    shown = page.locator(".settings .tag")
+    expect(shown).to_have_text(["set on this topic, to its default", "set on this topic"])

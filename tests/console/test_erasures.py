@@ -62,3 +62,18 @@ def test_a_topic_that_is_not_compacted_refuses(page: Page, broker: VarveBroker) 
     open_page(page, broker, "topics/clicks/erasures")
     request(page, "ada", "86400", "clicks")
     expect(page.get_by_role("alert")).to_contain_text("clicks is not compacted")
+
+
+def test_the_partitions_of_an_erasure_are_in_their_order(page: Page, broker: VarveBroker) -> None:
+    receipt = {"files": 1, "at_ms": 0, "tombstones": 0, "tombstones_until_ms": 0}
+    part = {"risk": None, "waits_for": "", "end_offset": 9, "receipt": receipt}
+    partitions = [
+        part | {"partition": number, "tombstone_offset": 7 if number in (1, 3) else None}
+        for number in (3, 0, 2, 1)
+    ]
+    row = {"id": "e", "key_digest": "0" * 64, "requested_by": "User:ada", "requested_ms": 1}
+    row |= {"state": "complete", "deadline_ms": 1, "reason": "", "partitions": partitions}
+    page.route("**/customers/erasures", lambda route: route.fulfill(json={"erasures": [row]}))
+    open_page(page, broker, "topics/customers/erasures")
+    text = page.get_by_role("row").nth(1).inner_text()
+    assert re.findall(r"(\d): no value below", text) == ["0", "1", "2", "3"]

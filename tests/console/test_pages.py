@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 )
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.support.console import cramped_dialogs, open_page
+from tests.support.console import box_of, cramped_dialogs, open_page
 from tests.support.draws import cases
 from tests.support.varve import VarveBroker, running_varve
 
@@ -125,6 +125,63 @@ def test_a_phone_shows_the_rows_of_a_list_one_below_the_other(
         )
         cut += [(path, whole, seen) for whole, seen in widths if whole > seen]
     assert cut == []
+
+
+def test_a_phone_shows_all_links_in_columns(page: Page, broker: VarveBroker) -> None:
+    page.set_viewport_size({"width": 390, "height": 740})
+    open_page(page, broker, "")
+    places = [box_of(link) for link in page.locator("header nav a").all()]
+    assert len(places) == 9
+    first_row = {place["x"] for place in places if place["y"] == places[0]["y"]}
+    assert {place["x"] for place in places} == first_row
+
+
+def test_a_phone_shows_the_whole_path_of_a_disk_and_the_times_of_records(
+    page: Page, broker: VarveBroker
+) -> None:
+    page.set_viewport_size(PHONE)
+    open_page(page, broker, "")
+    path = page.locator(".disk .path")
+    expect(path).to_have_text(str(broker.directory / "data"))
+    assert path.evaluate("(part) => part.scrollWidth <= part.clientWidth")
+    open_page(page, broker, "topics/customers/messages/0")
+    expect(page.get_by_role("row").nth(1).locator(".phone")).to_be_visible()
+
+
+def test_a_phone_shows_the_button_of_a_setting_beside_its_value(
+    page: Page, broker: VarveBroker
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 740})
+    open_page(page, broker, "topics/customers/settings")
+    row = page.get_by_role("listitem").filter(
+        has=page.get_by_role("heading", name="retention.ms", exact=True)
+    )
+    parts = (".settingvalue", "button", ".help")
+    value, button, text = (box_of(row.locator(part)) for part in parts)
+    assert button["x"] >= value["x"] + value["width"]
+    assert value["y"] < button["y"] + button["height"] / 2 < value["y"] + value["height"]
+    assert text["y"] >= button["y"] + button["height"] + 4
+
+
+def test_a_rate_is_shown_with_the_second_answer_and_until_then_that_it_is_measured(
+    page: Page, broker: VarveBroker
+) -> None:
+    asked: list[Route] = []
+
+    def answer_the_first(route: Route) -> None:
+        asked.append(route)
+        if len(asked) == 1:
+            route.continue_()
+
+    page.route("**/api/v1/overview", answer_the_first)
+    page.route("**/events/**", lambda route: route.abort())
+    with page.expect_request(lambda request: "api/v1/overview" in request.url and bool(asked)):
+        open_page(page, broker, "")
+        expect(page.locator(".rates")).to_have_text("Measuring …")
+    page.evaluate("0")  # the route of the second request is known by now
+    asked[1].continue_()
+    expect(page.locator(".rates")).to_contain_text(re.compile(r"In \d.*/s"))
+    expect(page.locator(".chart canvas")).to_be_visible()
 
 
 def test_the_way_from_the_overview_to_the_strata_of_a_partition(
@@ -617,6 +674,11 @@ def test_the_console_asks_for_credentials_and_forgets_them(page: Page, tmp_path:
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
         assert page.evaluate("localStorage.length") == 0
+        for document, text in (("Metrics", "varve_ready 1.0"), ("OpenAPI", '"openapi"')):
+            page.get_by_role("link", name=document).click()
+            expect(page.locator("body")).to_contain_text(text)
+            page.go_back()
+            expect(page.get_by_role("heading", name="Overview")).to_be_visible()
         page.evaluate("sessionStorage.setItem('varve.authorization', 'Bearer an older token')")
         expect(page.get_by_role("alert")).to_have_text("wrong token")  # at the next request
         page.get_by_role("button", name="Token").click()

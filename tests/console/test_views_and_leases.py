@@ -8,7 +8,7 @@ import urllib.request
 from confluent_kafka import Producer
 from playwright.sync_api import Page, expect
 
-from tests.support.console import IO_LIMIT, confirm, limit_io, open_page, row_with
+from tests.support.console import IO_LIMIT, box_of, confirm, limit_io, open_page, row_with
 from tests.support.varve import VarveBroker
 
 
@@ -89,3 +89,11 @@ def test_a_lease_shows_until_when_it_lasts_and_is_released(page: Page, broker: V
     expect(page.get_by_text("No partition is leased")).to_be_visible()
     page.get_by_label("Show leases that have ended").check()
     expect(row).to_contain_text("abandoned")
+
+
+def test_the_links_of_a_view_are_in_one_line(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "views")
+    links = row_with(page, "prices-0").locator("small a")
+    expect(links).to_have_count(2)
+    first, second = map(box_of, links.all())
+    assert first["y"] == second["y"]

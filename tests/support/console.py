@@ -3,7 +3,7 @@
 import json
 import urllib.request
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from tests.support.varve import VarveBroker
 
@@ -38,6 +38,13 @@ def limit_io(broker: VarveBroker, change: object) -> None:
 def row_with(page: Page, text: str) -> Locator:
     """Return the rows of tables that contain a text."""
     return page.get_by_role("row").filter(has_text=text)
+
+
+def box_of(part: Locator) -> FloatRect:
+    """Return where a part of the page is."""
+    box = part.bounding_box()
+    assert box is not None
+    return box
 
 
 def cramped_dialogs(page: Page) -> list[str]:

@@ -68,6 +68,14 @@ export async function pages(path, key, count) {
   return { rows, answer, hasMore: next !== null };
 }
 
+// A document of the broker, for a link: with a link, the browser itself sends no credentials.
+export async function download(path) {
+  const response = await request("GET", path, undefined, { Accept: "text/plain, application/json" });
+  if (response.ok) return response.blob();
+  const text = await response.text();
+  throw new ApiError(response.status, path.startsWith("/api/") ? JSON.parse(text).detail : text.trim());
+}
+
 // Yields when the stream of events at `path` begins, and whenever it says that something changed, until
 // it ends. Throws an ApiError if there is no stream, and an error at `signal`.
 export async function* changes(path, signal) {

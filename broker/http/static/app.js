@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./vendor/preact-htm.js";
 import { AccessPage } from "./pages/access.js";
-import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
+import { checkCredentials, download, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
 import { AuditPage } from "./pages/audit.js";
 import { CleanerPage } from "./pages/cleaner.js";
 import { CreateTopicPage } from "./pages/create_topic.js";
@@ -17,6 +17,7 @@ import { SettingsPage } from "./pages/settings.js";
 import { TopicSettingsPage } from "./pages/topic_settings.js";
 import { TopicPage, TopicsPage } from "./pages/topics.js";
 import { baseOf } from "./parts/partitions.js";
+import { Problem, useAttempt } from "./parts/parts.js";
 import { ViewPage, ViewsPage } from "./pages/views.js";
 
 const PAGES = [
@@ -136,6 +137,22 @@ function SignIn({ reason, onDone }) {
   </main>`;
 }
 
+// Links to documents of the broker, which may need the credentials of this tab.
+function Footer() {
+  const { error, attempt } = useAttempt();
+  const open = (path) => (event) => {
+    if (!isSignedIn()) return;
+    event.preventDefault();
+    attempt(async () => location.assign(URL.createObjectURL(await download(path))));
+  };
+  return html`<footer>
+    <a href="/api/v1/openapi.json" onClick=${open("/api/v1/openapi.json")}>OpenAPI</a>
+    <a href="/metrics" onClick=${open("/metrics")}>Metrics</a>
+    <a href="/readyz">Readiness</a>
+    <${Problem} error=${error} />
+  </footer>`;
+}
+
 // Whether the API asks for credentials, and the reason if it refused those of this tab. It watches before the
 // page sends its first request.
 function useAccess() {
@@ -177,11 +194,7 @@ function App() {
       ${isSignedIn() && html`<button type="button" class="quiet" onClick=${leave}>Sign out</button>`}
     </header>
     <main id="content" tabindex="-1"><${Drawn} place=${words.join("/")}><${Page} words=${words} /><//></main>
-    <footer>
-      <a href="/api/v1/openapi.json">OpenAPI</a>
-      <a href="/metrics">Metrics</a>
-      <a href="/readyz">Readiness</a>
-    </footer>
+    <${Footer} key=${words.join("/")} />
   `;
 }
 

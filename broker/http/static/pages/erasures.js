@@ -79,7 +79,8 @@ function parts({ partitions }) {
   const others = partitions.filter((part) => !isNotable(part));
   const folded = others.slice(QUIET_PARTS);
   const files = folded.reduce((sum, part) => sum + part.receipt.files, 0);
-  return html`${[...partitions.filter(isNotable), ...others.slice(0, QUIET_PARTS)].map((part) => html`<${Part} key=${part.partition} part=${part} />`)}
+  const shown = [...partitions.filter(isNotable), ...others.slice(0, QUIET_PARTS)].sort((a, b) => a.partition - b.partition);
+  return html`${shown.map((part) => html`<${Part} key=${part.partition} part=${part} />`)}
     ${folded.length > 0 && html`<small class="block">No value in ${plural(folded.length, "more partition")}, ${plural(files, "file")} searched.</small>`}`;
 }
 

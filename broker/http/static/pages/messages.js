@@ -317,8 +317,9 @@ function Records({ topic, rows, isOfAll, isHistory, isComplete, isNewestFirst })
     <table class="records">
       <caption class="hidden">Records</caption>
       <thead><tr>
-        <th scope="col" class="number">Offset</th>${isOfAll && html`<th scope="col" class="number">Partition</th>`}
-        <th scope="col" class="time">Time (UTC)</th>
+        <th scope="col" class="number">Offset<span class="phone">${isOfAll ? "Partition, time (UTC)" : "Time (UTC)"}</span></th>
+        ${isOfAll && html`<th scope="col" class="number desktop">Partition</th>`}
+        <th scope="col" class="desktop">Time (UTC)</th>
         ${isHistory ? html`<th scope="col">What became of it</th>` : html`<th scope="col">Key</th>`}
         <th scope="col">Value</th>
       </tr></thead>
@@ -376,9 +377,10 @@ function Row({ topic, row, end, isOfAll }) {
   const toggle = () => getSelection().isCollapsed && setOpen(!isOpen);
   return html`<tr class="row" onClick=${toggle}>
       <td class="number"><button type="button" class="quiet small" aria-expanded=${isOpen}
-        >${isOpen ? "▾" : "▸"} ${number(row.offset)}</button></td>
-      ${isOfAll && html`<td class="number">${row.partition}</td>`}
-      <td class="time nowrap" title=${ago(row.timestamp_ms)}>${stamp(row.timestamp_ms)}</td>
+        >${isOpen ? "▾" : "▸"} ${number(row.offset)}</button>
+        <span class="phone">${isOfAll && `partition ${row.partition}, `}${stamp(row.timestamp_ms)}</span></td>
+      ${isOfAll && html`<td class="number desktop">${row.partition}</td>`}
+      <td class="desktop nowrap" title=${ago(row.timestamp_ms)}>${stamp(row.timestamp_ms)}</td>
       ${end
         ? html`<td><${Tag} kind=${end.kind}>${end.text}<//></td>`
         : html`<td class="data"><${Short} row=${row} part=${parts.key} name="key" none="no key" /></td>`}

@@ -1,6 +1,6 @@
 // Overview: is the broker well, what moves, what needs attention.
 
-import { html, useEffect, useRef } from "../vendor/preact-htm.js";
+import { html, useEffect, useMemo, useRef } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
 import { bytes, dateTime, number, percent, plural, span } from "../format.js";
 import { Bar, Figure, Loaded, usePoll } from "../parts/parts.js";
@@ -95,38 +95,44 @@ function Disk({ path, online, reason, total_bytes: total, free_bytes: free }) {
   </div>`;
 }
 
-// Bytes per second in and out, from the counters of this tab's polls.
-function Throughput({ overview }) {
-  const box = useRef(null);
-  const chart = useRef({ plot: null, last: null, data: [[], [], []] });
-  useEffect(() => {
-    const state = chart.current;
+// The rates between two answers of the broker, from its counters: lists of times in seconds, and of bytes in and
+// out per second. The first rate holds since the first answer, so two answers make a line.
+function useRates(overview) {
+  const state = useRef({ last: null, data: [[], [], []] }).current;
+  useMemo(() => {
     const now = Date.now() / 1000;
-    if (state.last && now > state.last.at) {
-      const seconds = now - state.last.at;
-      const rates = [now, overview.bytes_in - state.last.in, overview.bytes_out - state.last.out];
-      state.data.forEach((values, index) => {
-        values.push(index ? Math.max(0, rates[index] / seconds) : now);
-        if (values.length > SAMPLES) values.shift();
-      });
+    const { last, data } = state;
+    if (last && now > last.at) {
+      const rates = [overview.bytes_in - last.in, overview.bytes_out - last.out].map((count) => Math.max(0, count / (now - last.at)));
+      for (const at of data[0].length ? [now] : [last.at, now]) [at, ...rates].forEach((value, index) => data[index].push(value));
+      for (const values of data) values.splice(0, Math.max(0, values.length - SAMPLES));
     }
     state.last = { at: now, in: overview.bytes_in, out: overview.bytes_out };
-    if (state.data[0].length < 2) return;
-    if (state.plot) state.plot.setData(state.data);
-    else state.plot = makePlot(box.current, state.data);
+  }, [overview]);
+  return state.data;
+}
+
+function Throughput({ overview }) {
+  const data = useRates(overview);
+  const box = useRef(null);
+  const plot = useRef(null);
+  useEffect(() => {
+    if (!data[0].length) return;
+    if (plot.current) plot.current.setData(data);
+    else plot.current = makePlot(box.current, data);
   }, [overview]);
   useEffect(() => {
-    const resize = () => chart.current.plot?.setSize({ width: box.current.clientWidth, height: 200 });
+    const resize = () => plot.current?.setSize({ width: box.current.clientWidth, height: 200 });
     addEventListener("resize", resize);
     return () => {
       removeEventListener("resize", resize);
-      chart.current.plot?.destroy();
+      plot.current?.destroy();
     };
   }, []);
-  const [, ins, outs] = chart.current.data;
-  const [into, out] = ins.length ? [`${bytes(ins.at(-1))}/s`, `${bytes(outs.at(-1))}/s`] : ["…", "…"];
-  return html`<p class="rates"><span class="key in"></span>In ${into}<span class="key out"></span>Out ${out} <small>times in UTC</small></p>
-    <div class="chart" ref=${box} role="img" aria-label=${`Throughput: in ${into}, out ${out}`}></div>`;
+  const isMeasuring = !data[0].length;
+  const [, into, out] = data.map((values) => `${bytes(Math.round(values.at(-1)))}/s`);
+  return html`<p class="rates">${isMeasuring ? "Measuring …" : html`<span class="key in"></span>In ${into}<span class="key out"></span>Out ${out} <small>times in UTC</small>`}</p>
+    <div class="chart" ref=${box} role="img" aria-label=${isMeasuring ? "Throughput: measuring" : `Throughput: in ${into}, out ${out}`}></div>`;
 }
 
 function makePlot(box, data) {

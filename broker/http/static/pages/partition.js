@@ -136,7 +136,8 @@ function Controls({ topic, partition, facts, disabled, reload }) {
 
 function refusalText(answer) {
   if (answer.to_clean) return "Nothing is dirty. The next clean removes expired tombstones.";
-  return answer.obstacle === null ? "There is nothing to clean." : `No clean starts. ${answer.obstacle}`;
+  if (answer.obstacle !== null) return `No clean starts. ${answer.obstacle}`;
+  return `There is nothing to clean: ${answer.size_bytes ? "no record was written since the last clean" : "the partition is empty"}.`;
 }
 
 // What a clean reads, writes and frees: now, and with other values of varve.compaction.slack.

@@ -57,7 +57,7 @@ function ViewTable({ rows, reload }) {
 
 function place(row) {
   return html`<${PartitionLink} ...${row} />
-    <small class="block"><a href=${`${topicPath(viewOf(row.topic))}/messages/${row.partition}`}
+    <small class="block nowrap"><a href=${`${topicPath(viewOf(row.topic))}/messages/${row.partition}`}
       aria-label=${`Messages of the view of ${row.topic}-${row.partition}`}>messages</a>, <a href=${`${topicPath(row.topic)}/settings`} aria-label=${`Settings of ${row.topic}`}>settings</a></small>`;
 }
 
