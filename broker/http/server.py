@@ -97,6 +97,8 @@ class Routes:
     transfers: frozenset[str] = frozenset()  # handlers check their own token and stream the body
     # Routes that name a topic, but need the permission on the cluster.
     of_cluster: frozenset[str] = frozenset()
+    # Routes that answer about one topic if the query names it.
+    of_query_topic: frozenset[str] = frozenset()
     # Methods and paths of routes that authorize the sender themselves, as Kafka's handlers do.
     administrative: frozenset[tuple[str, str]] = frozenset()
     open: frozenset[str] = frozenset()  # need no credentials and are served before `open`
@@ -294,10 +296,17 @@ class HttpServer:
         note_sender(request, sender)
         if self._is_administrative(request):
             return None
-        topic = request.match_info.get("topic")
-        if _route_path(request) in self._routes.of_cluster:
-            topic = None
-        return authentication.authorize(sender, host, request.method, topic)
+        return authentication.authorize(sender, host, request.method, self._topic_of(request))
+
+    def _topic_of(self, request: web.Request) -> str | None:
+        """Return the only topic that a request concerns; None for requests about more."""
+        path = _route_path(request)
+        if path in self._routes.of_cluster:
+            return None
+        if path in self._routes.of_query_topic:
+            topics = request.query.getall("topic", [])
+            return topics[0] if len(topics) == 1 else None
+        return request.match_info.get("topic")
 
     def _starting(self) -> Refusal:
         return Refusal(503, self._health.not_ready_because() or "starting")

@@ -3,8 +3,19 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 from playwright.sync_api import Page, expect
 
 from tests.support.console import confirm, cramped_dialogs, open_page, row_with
@@ -73,3 +84,60 @@ def test_a_broker_without_access_control_says_so_calmly_and_offers_no_entries(
     expect(page.get_by_text("Access control is off")).to_contain_text("authorization.enabled")
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.get_by_role("button", name="Add entry")).to_have_count(0)
+
+
+def sign_in(page: Page, user: str, secret: str) -> None:
+    page.get_by_label("User", exact=True).last.fill(user)
+    page.get_by_label("Password").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Iterator[VarveBroker]:
+    """A broker with the topics `orders` and `prices`; the user ada may read `orders`."""
+    (tmp_path / "password").write_text("correct horse")
+    users = {"ada": {"file": str(tmp_path / "password")}}
+    settings = SETTINGS | {"http_users": True, "sasl": {"users": users}}
+    with running_varve(tmp_path / "varve", settings) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        view = {"cleanup.policy": "compact", "varve.view": "compacted"}
+        new = [NewTopic("orders", 2, 1, config=view), NewTopic("prices", 1, 1)]
+        entry = AclBinding(
+            ResourceType.TOPIC, "orders", ResourcePatternType.LITERAL, "User:ada", "*",
+            AclOperation.READ, AclPermissionType.ALLOW,
+        )  # fmt: skip
+        for future in (*admin.create_topics(new).values(), *admin.create_acls([entry]).values()):
+            future.result(30)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("orders", b"a chair", b"ada", partition=0)
+        assert producer.flush(30) == 0
+        yield broker
+
+
+def test_who_may_read_a_topic_sees_its_pages_and_which_permission_others_need(
+    page: Page, owned: VarveBroker
+) -> None:
+    page.goto(f"{owned.url}/#/topics")
+    sign_in(page, "ada", "correct horse")
+    expect(page.get_by_role("link", name="orders", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="prices")).to_have_count(0)
+    for path, shown in {
+        "topics/orders": page.get_by_role("region", name="Partitions of orders"),
+        "topics/orders/0": page.locator(".strata canvas"),
+        "topics/orders/messages": row_with(page, "a chair"),
+        "topics/orders/erasures": page.get_by_text("No key was erased"),
+        "topics/orders.compacted": page.get_by_role("region", name="Compacted views"),
+        "topics/orders.compacted/messages": row_with(page, "a chair"),
+    }.items():
+        open_page(page, owned, path)
+        expect(shown).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
+    for path, reason in {
+        "topics/prices": "User:ada needs DESCRIBE on topic prices or the cluster",
+        "": "User:ada needs DESCRIBE on the cluster",
+    }.items():
+        open_page(page, owned, path)
+        expect(page.get_by_role("alert")).to_contain_text(reason)
+    open_page(page, owned, "topics")
+    page.get_by_role("link", name="Metrics").click()
+    expect(page.get_by_role("alert")).to_have_text("User:ada needs DESCRIBE on the cluster")

@@ -8,9 +8,10 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.log_checks import LogChecks
 from broker.damage.log_repair import LogRepair
 from broker.erasure.erasures import Erasures
-from broker.http.api import audit, schemas
+from broker.http.api import audit, schemas, topics
 from broker.http.api.audit import AuditApi
-from broker.http.api.compaction import erasures
+from broker.http.api.compaction import cleaner as cleaner_routes
+from broker.http.api.compaction import erasures, views
 from broker.http.api.compaction.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.compaction.cleaner_queue import CleanerQueueApi
 from broker.http.api.compaction.erasures import ErasuresApi
@@ -122,7 +123,13 @@ def make_routes(
             *ViewApi(services.topics, view_scheduler).routes(),
             *LeasesApi(leases, transfers).routes(),
             *ErasuresApi(services.topics, key_erasures, services.allows).routes(),
-            *TopicsApi(services.topics, services.views, pool, segment_history).routes(),
+            *TopicsApi(
+                services.topics,
+                services.views,
+                pool,
+                segment_history,
+                allows=services.allows,
+            ).routes(),
             *GroupsApi(services).routes(),
             *_kafka_routes(services, handlers, fail_directory),
             *BrokerSettingsApi(services, handlers, reloader).routes(),
@@ -135,8 +142,10 @@ def make_routes(
         middlewares=(translate_errors, within_quotas(handlers)),
         transfers=frozenset(TRANSFERS),
         of_cluster=frozenset((SKIP, TRUNCATE, END_TRANSACTION)),
+        of_query_topic=frozenset((*cleaner_routes.OF_QUERY_TOPIC, views.ROOT)),
         administrative=frozenset(
             (
+                *topics.ADMINISTRATIVE,
                 *topic_changes.ADMINISTRATIVE,
                 *group_changes.ADMINISTRATIVE,
                 *records.ADMINISTRATIVE,

@@ -14,7 +14,9 @@ from aiohttp import web
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.lookup import served_partition
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
+    ApiError,
     cut_page,
     page_limit,
     parse_boolean,
@@ -23,7 +25,10 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import sender_of
+from broker.http.authentication import Allows
 from broker.inspection.segment_history import SegmentHistory, SegmentRow
+from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, Topics
 from broker.views.views import Views
@@ -35,6 +40,7 @@ from storage.log.log import Log
 from storage.model import SegmentFacts
 
 ROOT: Final = "/api/v1/topics"
+ADMINISTRATIVE: Final = (("GET", ROOT),)
 TOPICS: Final = 1000
 TOPICS_MAX: Final = 5000
 SEGMENTS: Final = 5000
@@ -65,12 +71,19 @@ class TopicsApi:
     """Handlers of the requests under /api/v1/topics."""
 
     def __init__(
-        self, topics: Topics, views: Views, pool: CleanerPool, segment_history: SegmentHistory
+        self,
+        topics: Topics,
+        views: Views,
+        pool: CleanerPool,
+        segment_history: SegmentHistory,
+        *,
+        allows: Allows,
     ) -> None:
         self._topics = topics
         self._views = views
         self._pool = pool
         self._segment_history = segment_history
+        self._permissions = Permissions(allows)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -83,19 +96,35 @@ class TopicsApi:
         limit = page_limit(query, TOPICS, TOPICS_MAX)
         after, part = query.get("after", ""), query.get("contains", "")
         hides = parse_boolean(query.get("internal", "true"), "internal") is False
+        turns = Turns()
         names = sorted(
             topic.name
-            for topic in self._topics
+            for topic in await self._described(request, turns)
             if topic.name > after and part in topic.name and not (hides and topic.is_internal)
         )
         await yield_to_loop()
-        status, turns, rows = self._pool.status(), Turns(), list[Json]()
+        status, rows = self._pool.status(), list[Json]()
         page, last = cut_page(names, limit)
         for name in page:
             topic = self._topics.get(name)
             if topic is not None:  # it was deleted in an earlier turn
                 rows.append(await self._topic_json(topic, status, turns))
         return await rows_response("topics", rows, {"next": last})
+
+    async def _described(self, request: web.Request, turns: Turns) -> list[Topic]:
+        """Return the topics that the sender may describe. Raises ApiError 403 if it may none."""
+        may = self._permissions.has
+        if may(request, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+            return list(self._topics)
+        described = [
+            topic
+            async for topic in turns.over(list(self._topics))
+            if may(request, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        ]
+        if not described:
+            principal = sender_of(request).principal
+            raise ApiError(403, f"{principal} needs DESCRIBE on the cluster or on a topic")
+        return described
 
     async def _topic_json(self, topic: Topic, status: PoolStatus, turns: Turns) -> Json:
         sums = dict.fromkeys(SUMS, 0)

@@ -45,7 +45,7 @@ def may(user: str, operation: Operation, kind: ResourceType, name: str) -> bool:
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     users = ("viewer", "operator", "owner", "nobody")
-    topics = {"t": {"keys": {"cleanup.policy": "compact"}}}
+    topics = {"t": {"keys": {"cleanup.policy": "compact"}}, "other": {}}
     async with broker_with_users(
         tmp_path, users, may, seed=1, token=TOKEN.encode(), topics=topics
     ) as broker:
@@ -94,6 +94,44 @@ async def test_permissions_of_the_cluster_and_of_topics_are_roles(
             assert f"User:{sender} needs " in text
     status, text, _ = await ask(broker, STATUS, basic("nobody"))
     assert json.loads(text)["detail"] == "User:nobody needs DESCRIBE on the cluster"
+
+
+@pytest.mark.parametrize("path", [f"{STATUS}/partitions", f"{STATUS}/history", "/api/v1/view"])
+async def test_a_list_that_the_query_limits_to_one_topic_needs_the_permission_on_it_alone(
+    broker: Broker, path: str
+) -> None:
+    for query, expected in (
+        ("topic=t", 200),
+        ("limit=5", 403),
+        ("topic=other", 403),
+        ("topic=t&topic=other", 403),
+        ("topic=t&topic=t", 403),
+        ("topic=", 403),
+    ):
+        status, text, _ = await ask(broker, f"{path}?{query}", basic("owner"))
+        assert status == expected, (query, text)
+    status, text, _ = await ask(broker, f"{path}?topic=t&topic=t", basic("viewer"))
+    assert (status, json.loads(text)["detail"]) == (400, "parameter topic is given twice")
+
+
+async def test_a_topic_in_the_query_permits_nothing_on_other_routes(broker: Broker) -> None:
+    for path in (STATUS, f"{STATUS}/queue", "/metrics", "/api/v1/overview", "/api/v1/groups"):
+        status, _, _ = await ask(broker, f"{path}?topic=t", basic("owner"))
+        assert status == 403, path
+
+
+async def test_the_list_of_topics_has_those_that_the_user_may_describe(broker: Broker) -> None:
+    async def listed(user: str, query: str = "") -> list[str]:
+        status, text, _ = await ask(broker, f"/api/v1/topics{query}", basic(user))
+        assert status == 200, text
+        return [row["name"] for row in json.loads(text)["topics"]]
+
+    assert await listed("owner") == ["t"]
+    assert await listed("owner", "?contains=other") == []
+    assert await listed("viewer") == ["other", "t"]
+    status, text, _ = await ask(broker, "/api/v1/topics", basic("nobody"))
+    reason = "User:nobody needs DESCRIBE on the cluster or on a topic"
+    assert (status, json.loads(text)["detail"]) == (403, reason)
 
 
 async def test_health_checks_and_the_consoles_files_need_no_credentials_and_all_else_does(

@@ -59,6 +59,9 @@ from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/cleaner"
+PARTITIONS: Final = f"{ROOT}/partitions"
+HISTORY: Final = f"{ROOT}/history"
+OF_QUERY_TOPIC: Final = (PARTITIONS, HISTORY)
 END_TRANSACTION: Final = (
     f"{ROOT}/partitions/{{topic}}/{{partition}}/transactions/{{producer_id}}/abort"
 )
@@ -96,8 +99,8 @@ class CleanerApi:
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
         yield web.get(ROOT, self._status)
-        yield web.get(f"{ROOT}/partitions", self._partitions)
-        yield web.get(f"{ROOT}/history", self._history)
+        yield web.get(PARTITIONS, self._partitions)
+        yield web.get(HISTORY, self._history)
         yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._explain)
         yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}/estimate", self._estimate)
         actions: dict[str, Action] = {

@@ -283,7 +283,8 @@ def document(version: str) -> dict[str, Any]:
             ),
             TOPICS: kafka.create_topic()
             | get(
-                "List topics with their sizes and what the cleaner knows of them.",
+                "List the topics that the sender may describe, with their sizes and the cleaner's "
+                "figures.",
                 [
                     query("contains", "string", "Part of the names."),
                     query("internal", "boolean", "List Kafka's own topics; default: true."),
