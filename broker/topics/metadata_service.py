@@ -23,6 +23,7 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -325,15 +326,14 @@ class MetadataService:
         for new_topic in group:
             await turns.take()
             try:
-                config = self.check_new(new_topic, permitted)
+                self.check_new(new_topic, permitted)
                 if charge is not None:
                     charge(new_topic.partitions)
             except TopicError as error:
                 results[new_topic.name] = error
                 continue
-            await self.offset_deletion.forget_earlier_topic(new_topic.name)
-            if config.has_view:
-                await self.offset_deletion.forget_earlier_topic(view_name(new_topic.name))
+            for name in self._names_with_view(new_topic.name):
+                await self.offset_deletion.forget_earlier_topic(name)
             permitted.append(new_topic)
             self._add_to_share(new_topic.name, range(new_topic.partitions), new_topic.creator)
         if permitted:
@@ -529,12 +529,12 @@ class MetadataService:
         for partition in served:
             self._cleaner.forget_failures(partition)  # a new topic of this name has none
         # No topic of these names is created meanwhile, whose offsets would be deleted.
-        views = [view_name(topic.name) for topic in topics if topic.config.has_view]
+        forgotten = [each for name in names for each in self._names_with_view(name)]
         with self._folders.locked(dict.fromkeys(names, 0)):
-            await self.offset_deletion.forget_topics(names + views, self._writer.give_way)
-        for name in names:
+            await self.offset_deletion.forget_topics(forgotten, self._writer.give_way)
+        for name in forgotten:
             self._drop_counts(name)
-            self._drop_counts(view_name(name))
+        for name in names:
             logger.info("topic deleted", topic=name)
 
     # Settings -----------------------------------------------------------------------
@@ -704,6 +704,15 @@ class MetadataService:
                 topic.partitions[index] = opened.get(index) or self._open_partition(log)
         self._topics.add(topic)
         return topic
+
+    def _names_with_view(self, name: str) -> Iterator[str]:
+        """Yield the name of a topic, and that of its view unless it is a topic itself.
+
+        Groups may have offsets of a view that was switched off.
+        """
+        yield name
+        if view_name(name) not in self._topics:
+            yield view_name(name)
 
     def _check_view(self, name: str, config: TopicConfig) -> None:
         """Refuse a compacted view that no client could read. Raises TopicError."""

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import weakref
+from collections.abc import Collection
 
 import pytest
 
@@ -12,7 +13,7 @@ from protocol.errors import ErrorCode
 from storage.errors import NoRoomError
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.topics_on_disk import COMPACT, GROUP, TopicsOnDisk, folders
+from tests.support.broker.topics_on_disk import COMPACT, GROUP, TopicsOnDisk, folders, setting
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 
@@ -144,9 +145,39 @@ async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
         await asyncio.sleep(0)
     await disk.service.create("orders", 1, {"varve.view": "compacted"} | COMPACT)
     assert deletion.done()
-    assert done == ["forgot orders", "forgot orders", "forgot orders.compacted"]
+    assert done == ["forgot orders", "forgot orders.compacted"] * 2
+
+
+@pytest.mark.parametrize("view", ["none", "compacted"])
+async def test_the_offsets_of_a_view_go_with_its_topic_even_if_it_was_switched_off(
+    env: MemoryEnv, view: str
+) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {"varve.view": "compacted"})
+    await disk.service.alter("orders", setting("varve.view", view))
+    assert await names_forgotten_with_orders(disk) == ["orders", "orders.compacted"]
+
+
+async def test_a_deletion_leaves_the_offsets_of_a_topic_with_the_name_of_the_view(
+    env: MemoryEnv,
+) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {"varve.view": "compacted"})
+    env.mkdir("/disk1/orders.compacted-0")
+    disk = await disk.reopen()
+    assert "orders.compacted" in disk.topics
+    assert await names_forgotten_with_orders(disk) == ["orders"]
+
+
+async def names_forgotten_with_orders(disk: TopicsOnDisk) -> list[str]:
+    forgotten: list[str] = []
+
+    async def forget(names: Collection[str], _give_way: object) -> None:
+        forgotten.extend(names)
+
+    disk.offsets.forget_topics = forget
     await disk.service.delete("orders")
-    assert done[3:] == ["forgot orders", "forgot orders.compacted"]
+    return forgotten
 
 
 async def test_a_deletion_leaves_a_topic_that_was_created_again(env: MemoryEnv) -> None:
