@@ -1,9 +1,11 @@
 """The leader epochs of an open log and their file, Kafka's leader-epoch-checkpoint.
 
 Rules
-- An epoch is recorded durably before its first record: at creation or opening, so that the first
-  append needs no sync, and after a truncation or without room at the next append.
-- An epoch without records needs no entry.
+- An epoch is recorded durably before its first record: at creation, opening or truncation, so that
+  the first append needs no sync, or without room at the next append.
+- A truncation begins an epoch: consumers that have read beyond its offset compare epochs (KIP-320),
+  and find out even if other records have the removed offsets by then.
+- The epoch never goes back: clients ignore one that is older than the one they know.
 - Epochs whose records retention removed may stay in the file: recovery drops them.
 """
 
@@ -53,16 +55,17 @@ class LogEpochs:
         self.is_entered = False
 
     def truncate_to(self, offset: int) -> None:
-        """Remove the epochs that begin at `offset` or later, if there is room durably.
+        """Begin an epoch at `offset`, the new end, instead of those that begin there or later.
 
-        Without room, the next append writes the file. A start before that removes them as well.
+        Without room, the next append or a stop writes the file; a start after a kill begins another
+        epoch.
         """
-        self.is_entered = False
-        if self.known.truncate_from_end(offset):
-            try:
-                self._write()
-            except NoRoomError:
-                self._is_stale = True
+        self.known.truncate_from_end(offset)
+        self._state.leader_epoch += 1
+        try:
+            self.enter_or_undo()
+        except NoRoomError:
+            self._is_stale = True
 
     def note_log_start(self, offset: int) -> None:
         """Remove the epochs that end below the new log start, in memory."""
@@ -70,8 +73,9 @@ class LogEpochs:
             self._is_stale = True
 
     def write_if_stale(self) -> None:
-        """Remove from the file what `note_log_start` removed."""
+        """Write what `note_log_start` removed, and what `truncate_to` had no room for."""
         if self._is_stale:
+            self.known.assign(self._state.leader_epoch, self._state.log_end_offset)
             self._write()
 
     def _write(self, write: WriteFile = write_file_atomically) -> None:

@@ -89,6 +89,38 @@ def test_a_log_start_in_another_epoch_waits_for_no_disk_and_is_in_the_file_at_th
     assert epochs_in(env, log) == [(1, 7)]
 
 
+def test_a_truncation_begins_an_epoch_by_which_consumers_find_out() -> None:
+    manager, _ = opened(killed())
+    log = manager.table.logs[ORDERS[0]]
+    fill(log, 4)
+    assert log.truncate_to(7, now_ms=0)
+    fill(log, 4)
+    assert log.leader_epoch == 2
+    assert log.reader.end_offset_for_epoch(1) == (1, 7)
+    assert [log.reader.epoch_of(offset) for offset in (6, 7)] == [1, 2]
+
+
+@pytest.mark.parametrize("offset", [0, 3, 5, 7])
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_no_start_goes_back_behind_the_epoch_of_a_truncation(
+    offset: int, is_full: bool, is_killed: bool
+) -> None:
+    env = killed()
+    manager, _ = opened(env)
+    log = manager.table.logs[ORDERS[0]]
+    fill(log, 4)
+    full = env.fail_on(lambda op, path: is_full and op == "pwrite" and EPOCHS in path, errno.ENOSPC)
+    assert log.truncate_to(offset, now_ms=env.wall_ms())
+    full.remove()
+    if is_killed:
+        env = env.kill()
+    else:
+        manager.close()
+    again = opened(env)[0].table.logs[ORDERS[0]]
+    assert again.leader_epoch >= log.leader_epoch == 2
+
+
 def test_a_truncation_needs_no_room_for_the_epochs_which_the_next_append_writes() -> None:
     env = killed()
     manager, _ = opened(env)
@@ -101,5 +133,5 @@ def test_a_truncation_needs_no_room_for_the_epochs_which_the_next_append_writes(
         append(log, b"refused")
     full.remove()
     append(log, b"x")
-    assert log.reader.epoch_of(3) == log.leader_epoch == 1
-    assert epochs_in(env, log) == [(0, 0), (1, 3)]
+    assert log.reader.epoch_of(3) == log.leader_epoch == 2
+    assert epochs_in(env, log) == [(0, 0), (2, 3)]
