@@ -41,7 +41,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from bench.broker.small_requests import encode_request, wait_for_leader
+from bench.broker.small_requests import Shape, encode_request, wait_for_leader
 from bench.brokers import Broker, varve
 from bench.cleaner.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
@@ -177,7 +177,8 @@ def connect(port: int, partition: int) -> Producer:
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
-    request = encode_request(LOAD, 1, partition=partition, value_bytes=VALUE_BYTES, acks=-1)
+    shape = Shape(value_bytes=VALUE_BYTES)
+    request = encode_request(LOAD, 1, partition=partition, shape=shape, acks=-1)
     return Producer(sock, request)
 
 

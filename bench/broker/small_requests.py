@@ -1,29 +1,56 @@
-"""Small produce requests: one 100-byte record each, 64 in flight on each of 16 connections.
+"""Small produce requests, 64 in flight on each of 16 connections; each has one record of 100 bytes.
 
-    python -m bench.broker.small_requests [--rounds 7] [--seconds 3] [--warm-up 20]
+    python -m bench.broker.small_requests [--rounds 7] [--seconds 3] [--warm-up 20] [--compressed]
 
 The client is a raw socket loop that sends requests encoded beforehand and counts responses, so
 that the broker, not the client, is what is measured. Every response is checked for its error code.
+With --compressed, requests are those of SHAPES: one record of 100 bytes and 16 records of 1 KB,
+with each codec. Values are hexadecimal digits, so they compress to about half.
 """
 
 import argparse
+import random
 import selectors
 import socket
 import statistics
 import struct
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import Producer
 
 from bench.brokers import Broker, both
 from bench.report import markdown_table, median_ratio
 from storage.format.batch import Record, build_batch
+from storage.format.compression import CODEC_NAMES
 
 CONNECTIONS = 16
 DEPTH = 64
 PRODUCE_VERSION = 9  # flexible, by topic name: both brokers serve it
 CORRELATION_ID = 1
+SMALL_LOG = {"retention.bytes": str(1 << 30), "segment.bytes": str(256 << 20)}
+
+
+class Shape(NamedTuple):
+    """The batch of one request."""
+
+    records: int = 1
+    value_bytes: int = 100
+    codec: str = "none"
+
+    def __str__(self) -> str:
+        records = "1 record" if self.records == 1 else f"{self.records} records"
+        return f"{records} of {self.value_bytes} B, {self.codec}"
+
+
+SMALL = Shape()
+SHAPES = tuple(
+    Shape(records, value_bytes, codec)
+    for records, value_bytes in ((1, 100), (16, 1000))
+    for codec in CODEC_NAMES
+)
 
 
 def encode_request(
@@ -31,12 +58,17 @@ def encode_request(
     correlation_id: int,
     *,
     partition: int = 0,
-    value_bytes: int = 100,
+    shape: Shape = SMALL,
     acks: int = 1,
 ) -> bytes:
-    """A Produce v9 request with one batch of one record."""
-    record = Record(0, int(time.time() * 1000), None, b"x" * value_bytes, ())
-    batch = bytes(build_batch([record]))
+    """A Produce v9 request with one batch."""
+    rng = random.Random(1)
+    now_ms = int(time.time() * 1000)
+    records = [
+        Record(offset, now_ms, None, rng.randbytes(shape.value_bytes // 2).hex().encode(), ())
+        for offset in range(shape.records)
+    ]
+    batch = bytes(build_batch(records, codec=CODEC_NAMES.index(shape.codec)))
     name = topic.encode()
     body = b"".join(
         [
@@ -113,9 +145,9 @@ class Client:
         self.send()
 
 
-def measure(broker: Broker, topic: str, seconds: float) -> float:
+def measure(broker: Broker, topic: str, seconds: float, shape: Shape = SMALL) -> float:
     """Requests answered a second."""
-    request = encode_request(topic, CORRELATION_ID)
+    request = encode_request(topic, CORRELATION_ID, shape=shape)
     clients = [Client(broker, request, topic) for _ in range(CONNECTIONS)]
     selector = selectors.EpollSelector()
     for client in clients:
@@ -145,28 +177,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warm-up", type=float, default=20.0, help="seconds for each broker")
+    parser.add_argument("--compressed", action="store_true", help="measure all shapes")
     arguments = parser.parse_args()
-    rates: dict[str, list[float]] = defaultdict(list)
+    shapes = SHAPES if arguments.compressed else (SMALL,)
+    rows = []
     with both() as brokers:
         for broker in brokers:
-            broker.create_topic("small")
+            broker.create_topic("small", **SMALL_LOG)
             wait_for_leader(broker, "small")
-            rate = measure(broker, "small", arguments.warm_up)  # Kafka compiles itself meanwhile
-            print(f"warm-up {broker.name:6} {rate:9.0f} requests/s", flush=True)
-        for number in range(arguments.rounds):
-            for broker in brokers if number % 2 == 0 else brokers[::-1]:
-                rate = measure(broker, "small", arguments.seconds)
-                rates[broker.name].append(rate)
-                print(f"round {number} {broker.name:6} {rate:9.0f} requests/s", flush=True)
-    row = ["100-byte requests, 64 x 16", f"{statistics.median(rates['varve']):.0f}"]
-    head = ["requests/s", "Varve"]
-    if "kafka" in rates:
-        head += ["Kafka 4.3.0", "ratio"]
-        row += [
-            f"{statistics.median(rates['kafka']):.0f}",
-            f"{median_ratio(rates['varve'], rates['kafka']):.2f}",
-        ]
-    print(markdown_table(head, [row]))
+        for shape in shapes:
+            rates: dict[str, list[float]] = defaultdict(list)
+            for broker in brokers:  # Kafka compiles itself meanwhile
+                rate = measure(broker, "small", arguments.warm_up, shape)
+                print(f"warm-up {broker.name:6} {rate:9.0f} requests/s of {shape}", flush=True)
+            for number in range(arguments.rounds):
+                for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                    rate = measure(broker, "small", arguments.seconds, shape)
+                    rates[broker.name].append(rate)
+                    print(f"round {number} {broker.name:6} {rate:9.0f} requests/s", flush=True)
+            rows.append(medians(shape, rates))
+    print(markdown_table(["requests/s", "Varve", "Kafka 4.3.0", "ratio"], rows))
+
+
+def medians(shape: Shape, rates: Mapping[str, Sequence[float]]) -> list[str]:
+    """A row of the report; dashes where Kafka was not measured."""
+    ours, kafka = rates["varve"], rates.get("kafka")
+    if kafka is None:
+        return [str(shape), f"{statistics.median(ours):.0f}", "-", "-"]
+    return [
+        str(shape),
+        f"{statistics.median(ours):.0f}",
+        f"{statistics.median(kafka):.0f}",
+        f"{median_ratio(ours, kafka):.2f}",
+    ]
 
 
 if __name__ == "__main__":
