@@ -44,7 +44,6 @@ from broker.topics.data_wait import DataWait
 from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
 from broker.views.view_partition import ViewPartition
-from broker.views.views import cursor_of
 from config.topics.names import can_exist
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, read_header
@@ -371,9 +370,12 @@ def _read(
     if fenced is not None:
         return Fetched(target.partition, fenced)
     log = partition.log
-    source: LogReader | ViewCursor
+    source: LogReader | ViewCursor | None
     if isinstance(partition, ViewPartition):
-        source = cursor_of(context.cursors, partition)
+        memory = context.services.views.cursor_memory
+        source = context.cursors.find(partition, memory, context.client)
+        if source is None:  # clients try again; there is memory when other connections are closed
+            return Fetched(target.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     else:
         source = partition.log.reader
     end = log.last_stable_offset if committed else log.high_watermark

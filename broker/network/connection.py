@@ -203,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         self._open = False
         self._writer.close()
         if self.context is not None:
-            self.context.cursors.clear()  # the files that it read may be removed now
+            self.context.cursors.clear()
         if self._next_turn is not None:
             self._next_turn.cancel()
         if self._muted is not None:

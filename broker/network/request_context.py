@@ -35,7 +35,7 @@ from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.views.view_partition import ViewPartition
-from broker.views.views import Cursors, Views, ViewTopic
+from broker.views.views import ViewCursors, Views, ViewTopic
 from config.address import Address
 from config.settings import ListenerSettings, Settings
 from config.topics.names import NAME_LENGTH_MAX, RESERVED_SUFFIX
@@ -147,7 +147,7 @@ class RequestContext:
     has_left: Callable[[], bool] = lambda: False  # whether the client has closed the connection
     # Of the response that is being encoded; None for a request that came without a frame.
     response_memory: ResponseMemory | None = None
-    cursors: Cursors = field(default_factory=dict)  # positions of this connection in views
+    cursors: ViewCursors = field(default_factory=ViewCursors)  # of this connection
     meters: ClientMeters | None = None  # of the present request; None if no quota is enforced
     _permitted: _Permitted = field(default_factory=lambda: _Permitted(ANONYMOUS, -1))
 

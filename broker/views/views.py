@@ -18,7 +18,8 @@ Rules for the topic's own cleaner (`limit_of`)
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -28,6 +29,7 @@ import structlog
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.loop_turns import Turns
+from broker.quotas.memory_budget import MemoryBudget
 from broker.topics.partition import Partition
 from broker.topics.partition_rows import PartitionRows
 from broker.topics.topics import Topic, Topics
@@ -47,6 +49,11 @@ from storage.view.view_log import ViewCursor
 READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
 OFFSET_MAX: Final = (1 << 63) - 1
 _ID_SALT: Final = b"varve compacted view"
+# A cursor with its place in a dictionary. A thousand connections that read all partitions of large
+# views would otherwise take gigabytes, and make each collection of garbage take seconds.
+CURSOR_BYTES: Final = 150
+CURSORS_BYTES_MAX: Final = 128 << 20  # of all connections; half of it for one user
+_READERS: Final = itertools.count()
 
 logger = structlog.get_logger("broker.views")
 
@@ -100,6 +107,7 @@ class Views:
         self._topics = topics
         self._threads = threads
         self._stats = stats
+        self.cursor_memory = MemoryBudget(CURSORS_BYTES_MAX)
         self._opener = ViewOpener(self.load, threads, self._note_failure)
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
@@ -358,12 +366,31 @@ class Views:
         return ledger
 
 
-Cursors = dict[TopicPartition, ViewCursor]  # the readers of one connection
+class ViewCursors:
+    """The positions of one connection in partitions of views; they persist between fetches."""
 
+    def __init__(self) -> None:
+        self._cursors: dict[TopicPartition, ViewCursor] = {}
+        self._name = str(next(_READERS))
+        self._memory: MemoryBudget | None = None  # of the cursors of all connections
 
-def cursor_of(cursors: Cursors, view: ViewPartition) -> ViewCursor:
-    """Return the cursor of one connection in a view; it persists between fetches."""
-    cursor = cursors.get(view.partition)
-    if cursor is None or not cursor.is_of(view.log):
-        cursor = cursors[view.partition] = ViewCursor(view.log)
-    return cursor
+    def find(
+        self, view: ViewPartition, memory: MemoryBudget, client: Hashable
+    ) -> ViewCursor | None:
+        """Return the cursor in a partition; None if there is no memory for a new one."""
+        cursor = self._cursors.get(view.partition)
+        if cursor is None:
+            if not memory.admits(self._name, CURSOR_BYTES, client):
+                return None
+            memory.own(self._name, client)
+            memory.note(self._name, CURSOR_BYTES * (len(self._cursors) + 1))
+            self._memory = memory
+        if cursor is None or not cursor.is_of(view.log):
+            cursor = self._cursors[view.partition] = ViewCursor(view.log)
+        return cursor
+
+    def clear(self) -> None:
+        """Forget all positions: the files that they read may be removed now."""
+        self._cursors.clear()
+        if self._memory is not None:
+            self._memory.remove(self._name)

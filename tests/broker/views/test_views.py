@@ -9,7 +9,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, for_code
 
+from broker.quotas.memory_budget import PARTS
 from broker.topics.topics import TopicError
+from broker.views import views
 from broker.views.compaction import ViewError
 from broker.views.views import view_id
 from protocol import messages as m
@@ -553,3 +555,24 @@ async def test_sources_that_expire_while_they_are_staged_are_done_without() -> N
         await broker.view_scheduler.compact(WHERE)
         fault.remove()
         assert await read_all(broker) == [(3, b"k1", b"1"), (4, b"a", b"2"), (5, b"k2", b"1")]
+
+
+async def test_the_readers_of_views_take_a_limited_amount_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand connections that read all partitions of large views took gigabytes."""
+    monkeypatch.setattr(views, "CURSORS_BYTES_MAX", views.CURSOR_BYTES * (PARTS + 1))
+    refused = ErrorCode.NOT_LEADER_OR_FOLLOWER  # clients try again
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"))
+
+        def fetched() -> list[int]:
+            port = broker.addresses[0].port
+            with RawClient(port) as first, RawClient(port) as second, RawClient(port) as third:
+                clients = (first, second, third, first)
+                return [client.fetch(VIEW.topic).error_code for client in clients]
+
+        assert await asyncio.to_thread(fetched) == [0, 0, refused, 0]
+        memory = broker.views.cursor_memory
+        released = "the closed connections have none"
+        await asyncio.to_thread(wait_until, lambda: not memory.used_bytes, released)
