@@ -12,6 +12,7 @@ and the xerial framing that Kafka's snappy streams carry.
 import threading
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 import cramjam
@@ -32,6 +33,8 @@ ZSTD: Final = 4
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+# (data, position of a frame, room in bytes, limit that errors name) -> (end of the frame, content)
+_FrameDecompressor: TypeAlias = Callable[[memoryview, int, int, int], tuple[int, bytes]]
 
 # Producers write one frame per batch. Each further frame costs a call or a copy of the remaining
 # input, so without this bound a stream of empty frames could occupy a thread for minutes.
@@ -141,35 +144,22 @@ def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
         raise CorruptBatchError(f"zstd: {error}") from error
 
 
-class _Frames:
-    """The decompressed frames of one stream, checked against the limits."""
-
-    __slots__ = ("_frames", "_parts", "codec", "limit_bytes", "size_bytes")
-
-    def __init__(self, codec: int, limit_bytes: int) -> None:
-        self.codec = codec
-        self.limit_bytes = limit_bytes
-        self.size_bytes = 0
-        self._frames = 0
-        self._parts: list[bytes] = []
-
-    @property
-    def room_bytes(self) -> int:
-        return self.limit_bytes - self.size_bytes
-
-    def begin_frame(self) -> None:
-        self._frames += 1
-        if self._frames > FRAMES_MAX:
-            raise CorruptBatchError(f"{CODEC_NAMES[self.codec]}: more than {FRAMES_MAX} frames")
-
-    def add(self, part: bytes) -> None:
-        if len(part) > self.room_bytes:
-            raise DecompressionLimitError(self.limit_bytes)
-        self.size_bytes += len(part)
-        self._parts.append(part)
-
-    def joined(self) -> bytes:
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+def _decompress_frames(
+    codec: int, decompress_frame: _FrameDecompressor, data: memoryview, limit_bytes: int
+) -> bytes:
+    """Decompress a stream of frames to at most `limit_bytes`. Raises as `decompress` does."""
+    end, part = decompress_frame(data, 0, limit_bytes, limit_bytes)
+    if end == len(data):  # producers write one frame
+        return part
+    parts = [part]
+    room_bytes = limit_bytes - len(part)
+    while end < len(data):
+        if len(parts) == FRAMES_MAX:
+            raise CorruptBatchError(f"{CODEC_NAMES[codec]}: more than {FRAMES_MAX} frames")
+        end, part = decompress_frame(data, end, room_bytes, limit_bytes)
+        parts.append(part)
+        room_bytes -= len(part)
+    return b"".join(parts)
 
 
 # gzip
@@ -182,22 +172,20 @@ def _compress_gzip(data: Buffer, level: int | None) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
-    frames = _Frames(GZIP, limit_bytes)
-    rest: Buffer = data
-    while True:
-        frames.begin_frame()
-        member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        try:
-            # One byte above the limit tells "exactly full" from "more to come".
-            frames.add(member.decompress(rest, frames.room_bytes + 1))
-        except zlib.error as error:
-            raise CorruptBatchError(f"gzip: {error}") from error
-        if not member.eof:
-            raise CorruptBatchError("gzip: the stream is cut short")
-        rest = member.unused_data
-        if not rest:
-            return frames.joined()
+def _decompress_gzip_member(
+    data: memoryview, position: int, room_bytes: int, limit_bytes: int
+) -> tuple[int, bytes]:
+    member = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    try:
+        # One byte above the limit tells "exactly full" from "more to come".
+        part = member.decompress(data[position:], room_bytes + 1)
+    except zlib.error as error:
+        raise CorruptBatchError(f"gzip: {error}") from error
+    if len(part) > room_bytes:
+        raise DecompressionLimitError(limit_bytes)
+    if not member.eof:
+        raise CorruptBatchError("gzip: the stream is cut short")
+    return len(data) - len(member.unused_data), part
 
 
 # snappy
@@ -279,33 +267,28 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
     return frame
 
 
-def _decompress_lz4(data: memoryview, limit_bytes: int) -> bytes:
-    frames = _Frames(LZ4, limit_bytes)
-    position = 0
-    while position < len(data) or position == 0:
-        frames.begin_frame()
-        end = _skippable_end(data, position)
-        if end < 0:
-            end, bound = _lz4_frame_end(data, position)
-            # One byte above the limit tells "exactly full" from "more to come".
-            capacity = min(bound, frames.room_bytes) + 1
-            frames.add(_lz4_frame(data[position:end], capacity, frames))
-        position = end
-    return frames.joined()
-
-
-def _lz4_frame(frame: memoryview, capacity: int, frames: _Frames) -> bytes:
+def _decompress_lz4_frame(
+    data: memoryview, position: int, room_bytes: int, limit_bytes: int
+) -> tuple[int, bytes]:
+    end = _skippable_end(data, position)
+    if end >= 0:
+        return end, b""
+    end, bound = _lz4_frame_end(data, position)
+    # One byte above the limit tells "exactly full" from "more to come".
+    capacity = min(bound, room_bytes) + 1
     context = lz4.frame.create_decompression_context()
+    part: bytes
     try:
-        part: bytes
-        part, _, complete = lz4.frame.decompress_chunk(context, frame, max_length=capacity)
+        part, _, complete = lz4.frame.decompress_chunk(
+            context, data[position:end], max_length=capacity
+        )
     except (RuntimeError, ValueError) as error:
         raise CorruptBatchError(f"lz4: {error}") from error
+    if len(part) > room_bytes:
+        raise DecompressionLimitError(limit_bytes)
     if not complete:
-        if len(part) > frames.room_bytes:
-            raise DecompressionLimitError(frames.limit_bytes)
         raise CorruptBatchError("lz4: the frame is cut short")
-    return part
+    return end, part
 
 
 def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
@@ -374,34 +357,39 @@ def _compress_zstd(data: Buffer, level: int | None) -> bytes:
     return compressor.compress(data)
 
 
-def _decompress_zstd(data: memoryview, limit_bytes: int) -> bytes:
-    frames = _Frames(ZSTD, limit_bytes)
-    position = 0
-    while position < len(data) or position == 0:
-        frames.begin_frame()
-        end = _skippable_end(data, position)
-        if end < 0:
-            end, bound, promised = _zstd_frame_end(data, position)
-            if promised > frames.room_bytes:
-                raise DecompressionLimitError(limit_bytes)
-            frames.add(_zstd_frame(data[position:end], bound, promised, frames))
-        position = end
-    return frames.joined()
-
-
-def _zstd_frame(frame: memoryview, bound: int, promised: int, frames: _Frames) -> bytes:
+def _decompress_zstd_frame(
+    data: memoryview, position: int, room_bytes: int, limit_bytes: int
+) -> tuple[int, bytes]:
+    end = _skippable_end(data, position)
+    if end >= 0:
+        return end, b""
+    end, bound, promised = _zstd_frame_end(data, position)
+    if promised > room_bytes:
+        raise DecompressionLimitError(limit_bytes)
+    frame = data[position:end]
     decompressor = _zstd_of_thread.decompressor
     try:
         if promised >= 0:
-            return decompressor.decompress(frame)
-        if bound <= frames.room_bytes:
-            return decompressor.decompress(frame, max_output_size=bound)
-        with decompressor.stream_reader(frame) as reader:
-            while part := reader.read(min(_CHUNK_BYTES, frames.room_bytes + 1)):
-                frames.add(part)
+            part = decompressor.decompress(frame)
+        elif bound <= room_bytes:
+            part = decompressor.decompress(frame, max_output_size=bound)
+        else:
+            part = _read_zstd_stream(frame, room_bytes)
     except zstandard.ZstdError as error:
         raise CorruptBatchError(f"zstd: {error}") from error
-    return b""
+    if len(part) > room_bytes:
+        raise DecompressionLimitError(limit_bytes)
+    return end, part
+
+
+def _read_zstd_stream(frame: memoryview, room_bytes: int) -> bytes:
+    """Decompress a frame in chunks; stop above `room_bytes`."""
+    parts = []
+    with _zstd_of_thread.decompressor.stream_reader(frame) as reader:
+        while room_bytes >= 0 and (part := reader.read(min(_CHUNK_BYTES, room_bytes + 1))):
+            parts.append(part)
+            room_bytes -= len(part)
+    return b"".join(parts)
 
 
 def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
@@ -458,8 +446,8 @@ _COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
     ZSTD: _compress_zstd,
 }
 _DECOMPRESSORS: Final[dict[int, Callable[[memoryview, int], bytes]]] = {
-    GZIP: _decompress_gzip,
+    GZIP: partial(_decompress_frames, GZIP, _decompress_gzip_member),
     SNAPPY: _decompress_snappy,
-    LZ4: _decompress_lz4,
-    ZSTD: _decompress_zstd,
+    LZ4: partial(_decompress_frames, LZ4, _decompress_lz4_frame),
+    ZSTD: partial(_decompress_frames, ZSTD, _decompress_zstd_frame),
 }
