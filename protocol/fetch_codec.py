@@ -186,6 +186,11 @@ def _partition_layout(version: int) -> struct.Struct:
     return _PARTITION_LAYOUTS[max(first for first in _PARTITION_LAYOUTS if first <= version)]
 
 
+def partitions_max(version: int, frame_bytes: int) -> int:
+    """Return how many partitions a request of so many bytes may name."""
+    return frame_bytes // _partition_layout(version).size
+
+
 class _Reader:
     """A position in a request body."""
 

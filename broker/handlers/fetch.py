@@ -9,9 +9,9 @@ rebuilds an index that is not in memory or contradicts the log.
 
 A fetch of more than PARTITIONS_AT_ONCE partitions is handled in turns, and only few such fetches
 read partitions at a time: a thousand consumers that connect again, each with hundreds of
-partitions, do not delay all other requests until they have been served. A fetch of more than
-WHOLE_ROWS_MAX partitions is also decoded in slices; so is the response if it names more aborted
-transactions than that.
+partitions, do not delay all other requests until they have been served. What they decode and
+collect counts as memory for responses. A fetch of more than WHOLE_ROWS_MAX partitions is also
+decoded in slices; so is the response if it names more aborted transactions than that.
 """
 
 import asyncio
@@ -57,6 +57,7 @@ from protocol.fetch_codec import (
     decode_fetch_sliced,
     encode_fetch_response,
     encode_fetch_response_sliced,
+    partitions_max,
 )
 from protocol.limits import WHOLE_ROWS_MAX
 from protocol.produce_codec import TopicRef
@@ -71,6 +72,11 @@ MAX_WAIT_MS: Final = 60_000  # bounds how long a waiting request keeps its memor
 FIRST_ZSTD_VERSION: Final = 10
 PARTITIONS_AT_ONCE: Final = 32  # half a millisecond
 BYTES_AT_ONCE: Final = 1 << 10  # of a frame: about so many partitions
+# Memory of a partition that a request names, and of one that was read, until the response is sent.
+# A user may have a thousand fetches of thousands of partitions that wait, so they count as memory
+# for responses (broker/network/response_memory.py).
+NAMED_BYTES: Final = 300
+COLLECTED_BYTES: Final = 250
 
 Fetched = FetchedPartition[FetchSlice]
 
@@ -155,6 +161,8 @@ async def _fetch_sliced(
     context: RequestContext, header: RequestHeader, frame: memoryview
 ) -> Response:
     """Answer a request of many rows. Raises ProtocolError."""
+    counted = partitions_max(header.api_version, len(frame))
+    await _reserve(context, (NAMED_BYTES + COLLECTED_BYTES) * counted)
     async with AsyncExitStack() as slot:
         await slot.enter_async_context(_slot(context))
         max_rows = context.services.limits.of(ApiKey.FETCH).rows
@@ -167,7 +175,15 @@ async def _fetch_sliced(
             return encode_fetch_response(
                 header.api_version, header.correlation_id, [], error_code=code
             )
-        return await _wait(context, header, request, session, targets, slot=slot)
+        if len(targets) <= counted:
+            return await _wait(context, header, request, session, targets, slot=slot)
+    return await _wait(context, header, request, session, targets)  # a session has far more
+
+
+async def _reserve(context: RequestContext, size_bytes: int) -> None:
+    """Wait for memory until the response is sent. Few partitions do not wait."""
+    if context.response_memory is not None:
+        await context.response_memory.grow_to(size_bytes)
 
 
 def _check_name(topic: TopicRef) -> None:
@@ -517,6 +533,8 @@ async def _wait(
 
     `slot` is one that the caller has taken; it is given back after the first time.
     """
+    if slot is None:
+        await _reserve(context, COLLECTED_BYTES * len(targets))
     services = context.services
     wait = DataWait()
     max_wait_s = min(request.max_wait_ms, MAX_WAIT_MS) / 1000

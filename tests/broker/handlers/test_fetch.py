@@ -233,6 +233,28 @@ async def test_a_fetch_that_is_decoded_in_turns_has_one_slot_until_it_has_read(
         assert not slots._clients
 
 
+async def test_fetches_of_many_partitions_wait_for_memory_of_responses(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    """A thousand of one user took gigabytes while they waited for records."""
+    limits = {"queued_request_bytes": 1 << 20}
+    async with broker_in_memory(env, topics={"orders": {}}, limits=limits) as broker:
+        clients += [Client(broker) for _ in range(4)]
+        body = request(0, max_wait_ms=LONG_MS)
+        body.topics[0].partitions *= 2000  # they count as different ones
+        fetches = [asyncio.create_task(client.fetch(body)) for client in clients[1:]]
+        budget = broker.listener.response_budget
+        async with asyncio.timeout(LONG_MS / 2000):
+            while budget.waiting < 2:  # noqa: ASYNC110 - the broker tells nobody
+                await asyncio.sleep(0.001)
+            await until_waiting(broker)
+            assert broker.stats.delayed_fetches == 1
+            await clients[0].produce()
+            answers = await asyncio.gather(*fetches)
+        assert all(answer.responses[0].partitions[0].records for answer in answers)
+        assert not budget.used_bytes
+
+
 async def test_a_fetch_of_a_topic_that_is_deleted_is_told_at_once(
     env: MemoryEnv, clients: list[Client]
 ) -> None:
