@@ -457,7 +457,8 @@ class Log:
         for segment in state.segments:
             segment.relocate(directory)
         self.update_config(old_state.config)
-        state.producers, self.epochs.known = old_state.producers, old.epochs.known
+        state.producers = old_state.producers
+        self.epochs.take_over(old.epochs)
         # The next flush raises both: it begins when the rename of the folder is durable.
         state.high_watermark = old_state.high_watermark
         state.recovery_point = old_state.recovery_point

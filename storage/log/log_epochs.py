@@ -37,7 +37,7 @@ class LogEpochs:
         With another `write`, the caller makes it durable.
         """
         state = self._state
-        if self.known.assign(state.leader_epoch, state.log_end_offset):
+        if self.known.assign(state.leader_epoch, state.log_end_offset) or self._is_stale:
             self._write(write)
         self.is_entered = True
 
@@ -66,6 +66,16 @@ class LogEpochs:
             self.enter_or_undo()
         except NoRoomError:
             self._is_stale = True
+
+    def take_over(self, source: "LogEpochs") -> None:
+        """Continue the epochs of the replica that this log is a copy of.
+
+        The copy may lack the current epoch, if the source had no room for it.
+        """
+        epoch = source._state.leader_epoch
+        if not source.is_entered or self._state.leader_epoch != epoch:
+            self.is_entered, self._is_stale = False, True
+        self.known, self._state.leader_epoch = source.known, epoch
 
     def note_log_start(self, offset: int) -> None:
         """Remove the epochs that end below the new log start, in memory."""

@@ -162,13 +162,13 @@ class ReplicaCopy:
             to = f"{self.folder}/{filenames.LEADER_EPOCH_CHECKPOINT}"
             self._at_target(lambda: write_file(self._env, to, data))
         self.log = self._at_target(self._open)
-        if (self.log.log_end_offset, self.log.leader_epoch) != (
-            self._end_offset,
-            self.source.leader_epoch,
-        ):
+        epoch = self.log.leader_epoch  # that of the source may not be recorded, for lack of room
+        if self.source.epochs.is_entered:
+            epoch = self.source.leader_epoch
+        if (self.log.log_end_offset, self.log.leader_epoch) != (self._end_offset, epoch):
             raise CopyStoppedError(
                 f"the copy ends at offset {self.log.log_end_offset} of epoch "
-                f"{self.log.leader_epoch}, not at {self._end_offset} of {self.source.leader_epoch}"
+                f"{self.log.leader_epoch}, not at {self._end_offset} of {epoch}"
             )
         for damage in self.source.damage.ranges:
             checksum = self.source.damage.checksum_of(damage)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from tests.support.broker.broker_in_memory import (
 )
 from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.logs import batch_of, read_records
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 DISKS = ("/disk1", "/disk2")
 NAME = TopicPartition("orders", 0)
@@ -307,6 +308,42 @@ async def test_a_full_disk_fails_the_move_only(
     assert values_in(served(broker).log) == [*values, b"later"]
     broker.manager.purge_deleted(1 << 60)
     assert len(folders(env)) == 1
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+async def test_a_replica_moves_away_from_a_disk_that_was_full_at_the_start(
+    env: MemoryEnv, is_freed: bool
+) -> None:
+    with suppress(SimulatedCrash):
+        async with broker_in_memory(env, *DISKS) as broker:
+            await broker.metadata_service.create(NAME.topic, 1, {})
+            values, source = fill(broker), directory_of(served(broker).log)
+            killed = env.kill()
+    epochs_file = f"{source}/{NAME}/leader-epoch-checkpoint"
+    full = killed.fail_on(lambda op, path: op == "pwrite" and path.startswith(epochs_file), 28)
+    with suppress(SimulatedCrash):
+        async with broker_in_memory(killed, *DISKS) as broker:
+            log, copy_all = served(broker).log, broker.moves._copy
+
+            async def copied(partition: Partition, replica: ReplicaCopy) -> None:
+                await copy_all(partition, replica)
+                if is_freed:  # a producer is faster than the switch
+                    full.remove()
+                    append(broker, b"meanwhile")
+
+            broker.moves._copy = copied  # type: ignore[method-assign]
+            broker.moves.request(served(broker), other(broker))
+            await moved(broker)
+            assert directory_of(served(broker).log) != source
+            assert served(broker).log.leader_epoch == log.leader_epoch == 1
+            append(broker, b"later")
+            epochs = served(broker).log.epochs.known.entries
+            assert epochs == ((0, 0), (1, len(values)))
+            killed = killed.kill()
+    async with broker_in_memory(killed, *DISKS) as broker:
+        expected = [*values, *[b"meanwhile"] * is_freed, b"later"]
+        assert values_in(served(broker).log) == expected
+        assert served(broker).log.epochs.known.entries == (*epochs, (2, len(expected)))
 
 
 async def move_without_room_at_its_end(
