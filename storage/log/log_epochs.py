@@ -10,6 +10,7 @@ Rules
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from storage.env import Env, write_file_atomically
 from storage.errors import NoRoomError
@@ -29,7 +30,7 @@ class LogEpochs:
         self._state = state
         self.known = known
         self.is_entered = False  # the current epoch is recorded
-        self._is_stale = False  # the file has removed epochs
+        self._is_stale = False  # the file has removed epochs, or lacks the current one
 
     def enter(self, write: WriteFile = write_file_atomically) -> None:
         """Record durably where the current leader epoch begins.
@@ -50,9 +51,9 @@ class LogEpochs:
             raise
 
     def undo_enter(self) -> None:
-        """Let the next append enter the current epoch: the write of an entry found no room."""
+        """Let the next append or a stop enter the epoch: the write of its entry found no room."""
         self.known.truncate_from_end(self._state.log_end_offset)
-        self.is_entered = False
+        self.is_entered, self._is_stale = False, True
 
     def truncate_to(self, offset: int) -> None:
         """Begin an epoch at `offset`, the new end, instead of those that begin there or later.
@@ -62,10 +63,8 @@ class LogEpochs:
         """
         self.known.truncate_from_end(offset)
         self._state.leader_epoch += 1
-        try:
+        with suppress(NoRoomError):
             self.enter_or_undo()
-        except NoRoomError:
-            self._is_stale = True
 
     def take_over(self, source: "LogEpochs") -> None:
         """Continue the epochs of the replica that this log is a copy of.
@@ -83,7 +82,7 @@ class LogEpochs:
             self._is_stale = True
 
     def write_if_stale(self) -> None:
-        """Write what `note_log_start` removed, and what `truncate_to` had no room for."""
+        """Write what `note_log_start` removed, and an epoch that found no room."""
         if self._is_stale:
             self.known.assign(self._state.leader_epoch, self._state.log_end_offset)
             self._write()

@@ -121,6 +121,17 @@ def test_no_start_goes_back_behind_the_epoch_of_a_truncation(
     assert again.leader_epoch >= log.leader_epoch == 2
 
 
+def test_no_start_goes_back_behind_an_epoch_that_found_no_room_at_the_start_before() -> None:
+    env = killed()
+    full = env.fail_on(lambda op, path: op == "pwrite" and EPOCHS in path, errno.ENOSPC)
+    manager, _ = opened(env)
+    full.remove()
+    assert {log.leader_epoch for log in manager.table.logs.values()} == {1}
+    manager.close()
+    again, _ = opened(env)
+    assert {log.leader_epoch for log in again.table.logs.values()} == {1}
+
+
 def test_a_truncation_needs_no_room_for_the_epochs_which_the_next_append_writes() -> None:
     env = killed()
     manager, _ = opened(env)
