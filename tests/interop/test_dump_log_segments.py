@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 
 from storage.format.checkpoints import decode_offsets
 from storage.model import TopicPartition
+from tests.support.draws import cases
 from tests.support.peers.kafka import run_tool
 from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, CODECS, TOPICS, KilledKafka
 from tests.support.reading import View, read_topics
@@ -189,7 +190,10 @@ def copies(
     return results
 
 
-@pytest.mark.parametrize("when", ["before", "after", "stopped"])
+# Each starts a JVM. The plain topics are logs that were never cleaned, in all three.
+@pytest.mark.parametrize(
+    "when", cases(few=["after", "stopped"], many=["before", "after", "stopped"])
+)
 def test_kafkas_tool_reads_every_segment_without_a_complaint(
     copies: dict[str, tuple[Path, View]], when: str
 ) -> None:
