@@ -23,11 +23,11 @@ from pipeline.cli import pipeline
 ROOT = Path(__file__).parents[2]
 
 
-def varve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def varve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "broker.cli", *arguments]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
     )
 
 
@@ -90,13 +90,14 @@ def test_check_config_reads_the_files_and_variables_that_the_settings_name(tmp_p
         ("a:\n\tb: 1\n", "is indented with a tab"),
     ):
         file.write_text(text)
-        done = varve("check-config", str(file))
-        assert (done.returncode, done.stdout) == (1, ""), text
+        done = CliRunner().invoke(main, ["check-config", str(file)])
+        assert (done.exit_code, done.stdout) == (1, ""), text
         assert reason in done.stderr
     file.write_text("http_token_file: absent\ntls: {certificate_file: absent.pem}\n")
-    text = varve("check-config", str(file)).stderr
+    text = CliRunner().invoke(main, ["check-config", str(file)]).stderr
     assert ["absent" in line for line in text.splitlines()] == [True, True], text
-    assert varve("check-config", "--settings-only", str(file)).returncode == 0
+    settings_only = CliRunner().invoke(main, ["check-config", "--settings-only", str(file)])
+    assert settings_only.exit_code == 0
 
 
 def test_the_version_is_told_by_a_command_and_by_an_option() -> None:
@@ -122,10 +123,13 @@ def test_every_command_that_asks_a_broker_names_its_address_by_http(group: str) 
     assert options == {"--http"}
 
 
-def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path) -> None:
+def test_check_config_says_that_a_file_is_good_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "varve.yaml").write_text("topics: {orders: {}}\n")
-    done = varve("check-config", "varve.yaml", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["check-config", "varve.yaml"])
+    assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == "varve.yaml: valid; listeners PLAINTEXT://127.0.0.1:9092; 1 topic\n"
     assert [path.name for path in tmp_path.iterdir()] == ["varve.yaml"]
 
@@ -239,9 +243,8 @@ def test_demo_is_handed_the_address_and_the_options(monkeypatch: pytest.MonkeyPa
 
 
 def test_version_is_that_of_the_project() -> None:
-    assert (
-        f'version = "{varve("version").stdout.split()[1]}"' in (ROOT / "pyproject.toml").read_text()
-    )
+    version = CliRunner().invoke(main, ["version"]).output.split()[1]
+    assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_warmup_tells_where_the_kernels_are_kept() -> None:

@@ -15,7 +15,7 @@ import uvloop
 from aiohttp.compression_utils import ZLibDecompressor
 
 from broker.app import Broker
-from broker.http import server
+from broker.http import health, server
 from broker.logging import RateLimitedLogger, configure
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
@@ -59,8 +59,9 @@ async def ask(broker: Broker, path: str) -> bytes:
     ],
 )
 async def test_who_does_not_finish_the_head_of_a_request_loses_the_connection(
-    broker: Broker, output: bytes
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, output: bytes
 ) -> None:
+    monkeypatch.setattr(health, "SECONDS", 0.2)
     reader, writer = await connect(broker)
     writer.write(output)
     answer = await asyncio.wait_for(reader.read(), 20)

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch
 from tests.support.ports import free_port
+from tests.support.processes.fork_server import run_forked
 from tests.support.protocol.raw_client import RawClient
 from tests.support.reading import read_topics
 from tests.support.varve import ROOT, VarveBroker, running_varve, start_varve
@@ -217,11 +218,8 @@ def test_a_second_broker_on_the_same_directory_does_not_start_and_says_why(tmp_p
 
 def test_a_port_in_use_is_told_in_one_line_and_the_directory_is_free_again(tmp_path: Path) -> None:
     with running_varve(tmp_path / "one", QUICK) as broker:
-        command = [sys.executable, "-m", "broker.cli", "serve", "--data", str(tmp_path / "two")]
-        command += ["--listen", broker.bootstrap, "--http", "127.0.0.1:0"]
-        second = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
-        )
+        arguments = ["serve", "--data", str(tmp_path / "two"), "--listen", broker.bootstrap]
+        second = run_forked(*arguments, "--http", "127.0.0.1:0", url=broker.url)
         assert second.returncode == 1
         assert str(broker.port) in reason_of_a_refused_start(second.stderr)
 

@@ -303,7 +303,8 @@ def test_unknown_topics_are_told(broker: VarveBroker, addresses: Clients) -> Non
     assert CliRunner().invoke(command, addressed(broker)).exit_code == exit_codes.USAGE
 
 
-def test_no_broker_is_an_exit_code_of_its_own() -> None:
+def test_no_broker_is_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.client.topics.REACH_SECONDS", 0.5)
     nobody = f"127.0.0.1:{free_port()}"
     arguments = ["t", "--bootstrap", nobody, "--http", nobody, "--processes", "1"]
     done = CliRunner().invoke(command, arguments)

@@ -91,7 +91,10 @@ def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str
     ],
     ids=lambda arguments: "-".join(arguments[::4]),
 )
-def test_no_broker_is_told_before_spark_is_started(arguments: list[str]) -> None:
+def test_no_broker_is_told_before_spark_is_started(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.client.topics.REACH_SECONDS", 0.5)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"

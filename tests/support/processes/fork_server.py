@@ -10,7 +10,7 @@ A daemon of the fork server forks its cleaner's workers, too: a new interpreter 
 their kernels, and most daemons of the suite are stopped before their worker has had a job.
 
 Tests of the start itself run a new interpreter: tests/test_shipping.py, tests/broker/test_cli.py,
-the refused starts of tests/broker/network/test_limits.py, and for workers tests/cleaner/workers.
+a refused start of tests/broker/network/test_limits.py, and for workers tests/cleaner/workers.
 """
 
 import atexit
