@@ -17,6 +17,7 @@ from tests.pipeline.secured_broker import Secured, running_secured
 from tests.support.draws import cases
 from tests.support.peers.java_programs import QUICK_JVM
 from tests.support.processes.forked_worker import ForkedStages
+from tests.support.processes.spark_daemon import write_launcher
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -59,17 +60,22 @@ def quick_jvms() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator["SparkSession"]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """The session that all tests share: two tasks at a time, each tried twice."""
+    from pipeline.engines import spark_session
     from pipeline.engines.java import NoJavaError
-    from pipeline.engines.spark_session import build_session, stop_session
 
-    try:
-        session = build_session("local[2,2]", app_name="varve-tests", settings=SPARK_SETTINGS)
-    except NoJavaError as error:
-        pytest.skip(str(error))
+    launcher = write_launcher(tmp_path_factory.mktemp("spark") / "python")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(spark_session, "_python_launcher", lambda _: launcher)
+        try:
+            session = spark_session.build_session(
+                "local[2,2]", app_name="varve-tests", settings=SPARK_SETTINGS
+            )
+        except NoJavaError as error:
+            pytest.skip(str(error))
     yield session
-    stop_session(session)
+    spark_session.stop_session(session)
 
 
 @pytest.fixture(scope="session")
