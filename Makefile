@@ -25,7 +25,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make run    set up and start the broker on 127.0.0.1:9092 (ARGS="--config FILE")'
-	@echo 'make test   set up, with Spark, and run the tests in a process for each CPU and one more, at most four'
+	@echo 'make test   set up, with Spark, and run the tests in a process for each CPU and two more, at most four'
 	@echo '            (ARGS="-k swap", ARGS="-m \"not spark\"", WORKERS=0 for one process)'
 	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'

@@ -47,8 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are CPUs, because many tests wait for a process or a clock; at most 4."""
-    return min(4, (os.cpu_count() or 1) + 1)
+    """Two more than there are CPUs, because many tests wait for a process or a clock; at most 4."""
+    return min(4, (os.cpu_count() or 1) + 2)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
