@@ -174,7 +174,9 @@ def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
     if answer["to_clean"]:
         return "nothing is dirty; expired records are removed next"
     if answer["obstacle"] is None:
-        return "nothing to clean"
+        is_empty = not answer["size_bytes"]
+        why = "it is empty" if is_empty else "no record was written since the last clean"
+        return f"nothing to clean: {why}"
     text = str(answer["obstacle"])
     if answer["blocked_by"] == "active segment" and not rolled:
         text = f"nothing can be cleaned now; use --roll to close the active segment first. {text}"

@@ -28,7 +28,9 @@ EVENTS: Final = 100
 EVENTS_MAX: Final = 1000
 # The names of fields that every event may have; all others are its details.
 FIELDS: Final = ("timestamp", "event", "principal", "host", "resource", "reason")
-_NO_DETAILS: Final = frozenset((*FIELDS, "level", "logger", "change", "action", "operation"))
+# The field that says what happened: the first of these that an event has.
+ACTIONS: Final = ("change", "action", "operation")
+_NO_DETAILS: Final = frozenset((*FIELDS, "level", "logger"))
 
 
 class AuditApi:
@@ -62,10 +64,11 @@ class AuditApi:
 
 
 def _event_json(number: int, event: dict[str, Any]) -> dict[str, Any]:
-    action = next((event[name] for name in ("change", "action", "operation") if name in event), "")
+    action = next((name for name in ACTIONS if name in event), "")
+    no_details = _NO_DETAILS | {action}
     return {
         "number": number,
         **{name: event.get(name) for name in FIELDS},
-        "action": action,
-        "details": {name: value for name, value in event.items() if name not in _NO_DETAILS},
+        "action": event.get(action, ""),
+        "details": {name: value for name, value in event.items() if name not in no_details},
     }

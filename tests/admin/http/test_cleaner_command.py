@@ -53,7 +53,12 @@ def test_a_clean_of_a_topic_fails_if_one_partition_cannot_be_cleaned(
     def post(_client: ApiClient, path: str, *_: object) -> Json:
         obstacle = "it is paused" if path.endswith("/1/run") else None
         blocked_by = obstacle and "paused by an operator"
-        answer = {"to_clean": False, "obstacle": obstacle, "blocked_by": blocked_by}
+        answer = {
+            "to_clean": False,
+            "size_bytes": 1,
+            "obstacle": obstacle,
+            "blocked_by": blocked_by,
+        }
         return {"requested_offset": None, "rolled": False, **answer}
 
     partitions = {"partitions": [{"partition": 0}, {"partition": 1}], "next": None}

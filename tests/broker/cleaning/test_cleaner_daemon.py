@@ -195,7 +195,10 @@ def test_a_run_that_cannot_clean_what_is_dirty_says_why_and_fails_a_wait(tmp_pat
     settings = {"topics": {"customers": TOPICS["customers"] | {"min.compaction.lag.ms": "1h"}}}
     with running_varve(tmp_path, settings) as broker:
         empty = varve(broker, "run", "customers", "0", "--roll", "--wait")
-        assert (empty.returncode, empty.stdout) == (0, "customers-0: nothing to clean\n")
+        assert (empty.returncode, empty.stdout) == (
+            0,
+            "customers-0: nothing to clean: it is empty\n",
+        )
         produce(broker, 0, 1000, "a")
         done = varve(broker, "run", "customers", "0", "--roll", "--wait")
         assert (done.returncode, done.stdout) == (1, "")

@@ -531,6 +531,17 @@ async def test_the_last_audit_events_are_for_who_may_alter_the_cluster(broker: B
     assert [row["principal"] for row in answer["events"]] == ["User:b"]
 
 
+async def test_the_audit_event_of_an_acl_names_the_operation_that_it_allows(
+    broker: Broker,
+) -> None:
+    added = {"event": "administrative change", "change": "CREATE_ACLS", "operation": "READ"}
+    recent_audit_events.add(added)
+    token = {"Authorization": "Bearer 0123456789abcdef"}
+    _, answer = await send(broker, "GET", "/api/v1/audit?limit=1", **token)
+    (event,) = answer["events"]
+    assert (event["action"], event["details"]) == ("CREATE_ACLS", {"operation": "READ"})
+
+
 async def test_a_topic_id_tells_nothing_of_topics_that_the_sender_may_not_describe(
     broker: Broker,
 ) -> None:
