@@ -4,22 +4,27 @@ Rules
 1. Cleans that an operator requested start first. Users who request cleans of their own topics take
    turns with each other and with the candidates that nobody requested. While some of the latter
    wait, at most REQUESTS_IN_A_ROW requested cleans start in a row.
-2. Candidates that nobody requested start in the order of their waiting time. Urgent ones get a
-   head start, which counts as additional waiting time: for a missed deadline, for a high expected
-   gain, and for dirty data beside expired tombstones. It is at most LATE_HEAD_START_MS, and does
-   not reach back to the last job of the partition. A wait ends when a job starts, whatever the
-   job's result. So while a partition waits, each other partition starts at most once before it,
-   however often it is dirty or late again.
+2. Candidates that nobody requested start in two orders, which take turns in each lane.
+   - By waiting time. Urgent candidates get a head start, which counts as additional waiting time:
+     for a missed deadline, for a high expected gain, and for dirty data beside expired tombstones.
+     It is at most LATE_HEAD_START_MS, and does not reach back to the last job of the partition. A
+     wait ends when a job starts, whatever the job's result. So while a partition waits, each other
+     partition starts at most once before it, however often it is dirty or late again.
+   - By topic: the topic whose last job started before those of the others, and of its candidates
+     the first by waiting time. So while a topic waits, each other topic starts at most once before
+     it, however many partitions are dirty or late.
 3. A small job never waits for a long one. While long jobs occupy all regular workers, one
    additional worker runs small jobs, and another one runs requested cleans.
 4. The cleans of a topic with a rate limit run one after another: only the first of its candidates
    may start. After a clean the topic rests (cleaner/scheduler/wait_times.py), and the order among
-   its candidates is that of rule 2.
+   its candidates is that of their waiting time.
 
 For the reasons see docs/decisions/0024-scheduling-order.md.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -42,6 +47,7 @@ SMALL_JOB_BYTES: Final = 256 << 20
 SMALL_JOB_MS: Final = 30_000  # a job that has run for longer is a long one, whatever its size
 
 StartKey: TypeAlias = tuple[int, int, float, float, TopicPartition]
+NO_TIMES: Final[Mapping[str, int]] = {}
 
 
 class Requester(Enum):
@@ -82,15 +88,16 @@ class RunningJob:
     is_long: bool
 
 
-Turns: TypeAlias = Mapping[Lane, tuple[Hashable, ...]]  # who requested the last starts
-NO_TURNS: Final[Turns] = {}
-
-
 class Start(NamedTuple):
-    """Start a candidate on an idle worker of a lane."""
+    """Start a candidate on an idle worker of a lane. `by_topic`: in the order of the topics."""
 
     candidate: Candidate
     lane: Lane
+    by_topic: bool = False
+
+
+Turns: TypeAlias = Mapping[Lane, tuple[Start, ...]]  # the last starts
+NO_TURNS: Final[Turns] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +160,32 @@ def choose(
     idle: Mapping[Lane, int],
     running: Collection[RunningJob],
     turns: Turns = NO_TURNS,
+    topics_ms: Mapping[str, int] = NO_TIMES,
 ) -> Choice:
-    """Return which candidates to start; `queue` is sorted, `idle` counts idle workers by lane."""
+    """Return which candidates to start; `queue` is sorted, `idle` counts idle workers by lane.
+
+    `topics_ms`: when the last job of each topic started (WaitingTimes.topics_ms).
+    """
     waiting = _first_of_limited_topics(queue)
     starts: list[Start] = []
     after = dict(turns)
+    started = Counter[str]()  # by topic
 
-    def start(candidate: Candidate, lane: Lane) -> None:
-        starts.append(Start(candidate, lane))
-        after[lane] = (*after.get(lane, ()), candidate.requested_by)[-TURNS_KEPT:]
+    def topic_order(candidate: Candidate) -> tuple[int, int]:
+        topic = candidate.partition.topic
+        return started[topic], topics_ms.get(topic, 0)
+
+    def add(start: Start) -> None:
+        starts.append(start)
+        started[start.candidate.partition.topic] += 1
+        after[start.lane] = (*after.get(start.lane, ()), start)[-TURNS_KEPT:]
 
     for _ in range(idle.get(Lane.REGULAR, 0)):
-        candidate = _next(waiting, after.get(Lane.REGULAR, ()))
-        if candidate is None:
+        first = _next(waiting, Lane.REGULAR, after, topic_order)
+        if first is None:
             break
-        waiting.remove(candidate)
-        start(candidate, Lane.REGULAR)
+        waiting.remove(first.candidate)
+        add(first)
     regular = [job for job in running if job.lane is Lane.REGULAR]
     is_blocked = bool(regular) and all(job.is_long for job in regular) and not starts
     needed: set[Lane] = {job.lane for job in running if job.lane is not Lane.REGULAR}
@@ -178,31 +195,73 @@ def choose(
     ):
         chosen = {start.candidate for start in starts}
         unchosen = (candidate for candidate in eligible if candidate not in chosen)
-        first = _next(unchosen, turns.get(lane, ()))
+        first = _next(unchosen, lane, turns, topic_order)
         if first is None:
             continue
         if is_blocked:
             needed.add(lane)
         if idle.get(lane, 0):
-            start(first, lane)
+            add(first)
     others_wait = not {start.candidate for start in starts}.issuperset(waiting)
     return Choice(tuple(starts), frozenset(needed), after, others_wait)
 
 
-def _next(queue: Iterable[Candidate], turns: Sequence[Hashable]) -> Candidate | None:
-    """Return the candidate to start after these turns; None if the queue is empty."""
+def _next(
+    queue: Iterable[Candidate],
+    lane: Lane,
+    turns: Turns,
+    topic_order: Callable[[Candidate], tuple[int, int]],
+) -> Start | None:
+    """Return the next start in a lane; None if the queue is empty."""
     firsts: dict[Hashable, Candidate] = {}  # of each requester, in the order of the queue
+    topics: dict[str, Candidate] = {}  # the first of each topic that nobody requested
     for candidate in queue:
         firsts.setdefault(candidate.requested_by, candidate)
+        if not candidate.is_requested:
+            topics.setdefault(candidate.partition.topic, candidate)
     if not firsts:
         return None
-    in_a_row = turns[-REQUESTS_IN_A_ROW:]
+    requesters = [start.candidate.requested_by for start in turns.get(lane, ())]
+    in_a_row = requesters[-REQUESTS_IN_A_ROW:]
     if len(in_a_row) == REQUESTS_IN_A_ROW and Requester.NOBODY not in in_a_row:
         first = firsts.get(Requester.NOBODY) or firsts.get(Requester.OPERATOR)
     else:
         first = firsts.get(Requester.OPERATOR)
-    last_turns = {requester: number for number, requester in enumerate(turns)}
-    return first or firsts[min(firsts, key=lambda each: last_turns.get(each, -1))]
+    last_turns = {requester: number for number, requester in enumerate(requesters)}
+    first = first or firsts[min(firsts, key=lambda each: last_turns.get(each, -1))]
+    if first.is_requested or not _is_turn_of_topics(turns.get(lane, ())):
+        return Start(first, lane)
+    return Start(min(topics.values(), key=topic_order), lane, by_topic=True)
+
+
+def _is_turn_of_topics(starts: Sequence[Start]) -> bool:
+    unrequested = (start for start in reversed(starts) if not start.candidate.is_requested)
+    last = next(unrequested, None)
+    return last is not None and not last.by_topic
+
+
+def first_candidates(
+    queue: Sequence[Candidate], topics_ms: Mapping[str, int], count: int
+) -> list[Candidate]:
+    """Return the first `count` candidates of each requester, and the first of `count` topics.
+
+    The queue and the result are sorted; `topics_ms` as in `choose`.
+    """
+    topics: dict[str, Candidate] = {}
+    for candidate in queue:
+        if not candidate.is_requested:
+            topics.setdefault(candidate.partition.topic, candidate)
+    of_topics = heapq.nsmallest(
+        count, topics.values(), key=lambda each: topics_ms.get(each.partition.topic, 0)
+    )
+    partitions = {candidate.partition for candidate in of_topics}
+    numbers = Counter[Hashable]()
+    results = []
+    for candidate in queue:
+        numbers[candidate.requested_by] += 1
+        if numbers[candidate.requested_by] <= count or candidate.partition in partitions:
+            results.append(candidate)
+    return results
 
 
 def _first_of_limited_topics(queue: Sequence[Candidate]) -> list[Candidate]:

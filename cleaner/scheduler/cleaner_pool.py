@@ -6,8 +6,7 @@ inside a log. Callers use the pool's parts: `control`, `operator`, `remote`, `hi
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,14 @@ from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
 from cleaner.planning.plan import default_strategy
-from cleaner.planning.scheduling_order import NO_TURNS, Candidate, Lane, build_candidate, choose
+from cleaner.planning.scheduling_order import (
+    NO_TURNS,
+    Candidate,
+    Lane,
+    build_candidate,
+    choose,
+    first_candidates,
+)
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
     PoolLimits,
@@ -51,7 +57,8 @@ SCAN_PAUSE_SECONDS: Final = 0.02  # between two scans, however often the pool is
 SCAN_PAUSE_FACTOR: Final = 10  # a scan that took t seconds is followed by a pause of 10 t
 LANE_IDLE_SECONDS: Final = 60.0  # then the worker of an unused lane ends, which frees its memory
 IDLE_SCAN_FACTOR: Final = 50  # the pause after a scan if nothing wakes the pool
-# Candidates of each requester that may start before the next scan, on workers that become idle.
+# Candidates of each requester, and topics with one, that may start before the next scan, on workers
+# that become idle.
 QUEUED_MAX: Final = 64
 
 logger = structlog.get_logger("cleaner")
@@ -373,12 +380,7 @@ class CleanerPool:
             for verdict, facts in candidates
         ]
         self._start(waiting)
-        numbers = Counter[Hashable]()
-        self._queue = []
-        for candidate in waiting:
-            numbers[candidate.requested_by] += 1
-            if numbers[candidate.requested_by] <= QUEUED_MAX:
-                self._queue.append(candidate)
+        self._queue = first_candidates(waiting, self.scanner.waiting.topics_ms, QUEUED_MAX)
 
     async def _start_queued(self, seconds: float) -> None:
         """Wait; meanwhile, give candidates of the last scan to workers that become idle.
@@ -413,9 +415,10 @@ class CleanerPool:
             {lane: len(workers) for lane, workers in idle.items()},
             self.dispatcher.running_jobs(),
             self._turns,
+            self.scanner.waiting.topics_ms,
         )
         self._turns = choice.turns
-        for candidate, lane in choice.starts:
+        for candidate, lane, _ in choice.starts:
             facts = self._host.facts_of(candidate.partition)
             verdict = None if facts is None else self.scanner.assess(facts)
             if facts is not None and verdict is not None and verdict.to_clean:

@@ -4,11 +4,12 @@ A wait begins with the scan that first finds the partition worth cleaning. It co
 broker pauses the partition, so that a partition that is often paused keeps its place, and while its
 topic rests. It ends when a job starts, whatever its result, or when there is nothing to clean any
 more. The head start of a partition does not reach back to its last job, nor beyond the first scan
-that finds it: a topic that is deleted and created again has no advantage. All this is kept in
-memory only: after a restart every candidate waits since the first scan, and no topic rests.
+that finds it: a topic that is deleted and created again has no advantage, nor has it in the order
+of the topics. All this is kept in memory only: after a restart every candidate waits since the
+first scan, and no topic rests.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,11 +27,13 @@ class WaitingTimes:
     def __init__(self) -> None:
         self._since_ms: dict[TopicPartition, int] = {}
         self._earliest_ms: dict[TopicPartition, int] = {}
+        self._topics_ms: dict[str, int] = {}
 
     def observe(self, verdict: Verdict, now_ms: int) -> int | None:
         """Record a scan's result; return since when the partition waits, None if it does not."""
         blocking = {finding.reason for finding in verdict.findings if finding.blocks}
         self._earliest_ms.setdefault(verdict.partition, now_ms)
+        self._topics_ms.setdefault(verdict.partition.topic, now_ms)
         if Reason.IN_PROGRESS in blocking:
             self._earliest_ms[verdict.partition] = now_ms + 1  # behind the waits that have begun
         if blocking <= _WAITING:
@@ -47,16 +50,24 @@ class WaitingTimes:
         """Return how far back the head start of the partition may reach; None if not scanned."""
         return self._earliest_ms.get(partition)
 
+    @property
+    def topics_ms(self) -> Mapping[str, int]:
+        """Return when the last job of each topic started, or the first scan that found it."""
+        return self._topics_ms
+
     def started(self, partition: TopicPartition, now_ms: int) -> None:
         """End the wait of a partition whose job started."""
         self._since_ms.pop(partition, None)
-        self._earliest_ms[partition] = now_ms + 1
+        self._earliest_ms[partition] = self._topics_ms[partition.topic] = now_ms + 1
 
     def keep_only(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the waits of partitions that were deleted."""
+        existing = set(partitions)
         for times in (self._since_ms, self._earliest_ms):
-            for partition in times.keys() - set(partitions):
+            for partition in times.keys() - existing:
                 del times[partition]
+        for topic in self._topics_ms.keys() - {partition.topic for partition in existing}:
+            del self._topics_ms[topic]
 
 
 @dataclass(slots=True)

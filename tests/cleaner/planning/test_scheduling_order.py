@@ -22,6 +22,7 @@ from cleaner.planning.scheduling_order import (
     Start,
     build_candidate,
     choose,
+    first_candidates,
     head_start_ms,
     is_long,
     start_key,
@@ -67,11 +68,15 @@ def started_one_by_one(
     """Return the first candidates that start if each ends before the next choice."""
     started: list[Candidate] = []
     turns = NO_TURNS
-    for _ in range(count):
+    topics_ms: dict[str, int] = {}
+    for number in range(count):
         waiting = [candidate for candidate in queue if candidate not in started]
-        choice = choose(waiting, idle, running, turns)
+        choice = choose(waiting, idle, running, turns, topics_ms)
         turns = choice.turns
         started += [start.candidate for start in choice.starts]
+        topics_ms |= dict.fromkeys(
+            (start.candidate.partition.topic for start in choice.starts), number + 1
+        )
     return started
 
 
@@ -159,6 +164,32 @@ def test_an_operator_goes_before_users() -> None:
     users = [Candidate(name(number), "alice") for number in range(3)]
     operator = Candidate(name(9), OPERATOR)
     assert choose([*users, operator], {Lane.REGULAR: 1}, []).starts[0].candidate == operator
+
+
+def test_every_second_start_that_nobody_requested_goes_round_the_topics() -> None:
+    large = [Candidate(name(number)) for number in range(10)]
+    others = [Candidate(TopicPartition(topic, 0)) for topic in "abc"]
+    queue = [*large, *others]
+    choice = choose(queue, {Lane.REGULAR: 6}, [], topics_ms={"t": 4, "a": 3, "b": 1, "c": 2})
+    started = [start.candidate for start in choice.starts]
+    assert started == [large[0], others[1], large[1], others[2], large[2], others[0]]
+    assert [start.by_topic for start in choice.starts] == [False, True] * 3
+
+
+def test_requested_cleans_do_not_change_whose_turn_the_other_starts_are() -> None:
+    requested = [Candidate(name(number), "alice") for number in range(20)]
+    large = [Candidate(name(20 + number)) for number in range(20)]
+    other = Candidate(TopicPartition("other", 0))
+    started = started_one_by_one([*requested, *large, other], {Lane.REGULAR: 1}, 4)
+    assert started == [requested[0], large[0], requested[1], other]
+
+
+def test_the_first_candidates_are_those_of_each_requester_and_of_each_topic() -> None:
+    large = [Candidate(name(number)) for number in range(10)]
+    requested = [Candidate(name(20 + number), "alice") for number in range(10)]
+    others = [Candidate(TopicPartition(topic, n)) for topic in "abc" for n in range(2)]
+    firsts = first_candidates([*requested, *large, *others], {"t": 1, "a": 9, "b": 2, "c": 3}, 3)
+    assert firsts == [*requested[:3], *large[:3], others[2], others[4]]
 
 
 def test_a_small_job_does_not_wait_for_long_ones() -> None:

@@ -67,6 +67,24 @@ def test_a_small_partition_does_not_wait_for_a_large_one_that_is_being_cleaned()
     run_scenario(scenario)
 
 
+def test_a_topic_does_not_wait_for_all_partitions_of_another() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        for number in range(100):
+            b.dirty(TopicPartition("t", number))
+        await until_job(b)
+        other = TopicPartition("other", 0)
+        b.dirty(other)
+        for number in range(4):  # two at most begin before the next scan
+            job = await b.link.job()
+            if job.partition == other:
+                return
+            b.link.done()
+            await until(lambda number=number: len(b.link.sent) == number + 2)
+        raise AssertionError("it still waits")
+
+    run_scenario(scenario)
+
+
 def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cleaned() -> None:
     async def scenario(b: PoolHarness) -> None:
         dirty_large(b, T0)

@@ -74,23 +74,49 @@ def test_nobody_is_overtaken_twice_by_the_same_one_whatever_the_load(seed: int) 
     assert sum(model.starts.values()) > 0  # the model checks each of them
 
 
+def always_late(topic: str, count: int, clean_bytes: int = 64 * MIB) -> list[ModelPartition]:
+    return [
+        ModelPartition(
+            TopicPartition(topic, number), clean_bytes=clean_bytes, dirty_bytes=1,
+            dirty_since_ms=-DAY_MS, bytes_per_second=1.0, lag_ms=1, survives=0.0,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("count", [100, 400])
+def test_the_wait_of_a_topic_does_not_grow_with_the_late_partitions_of_another(
+    count: int, is_late: bool
+) -> None:
+    """A clean takes 1.5 s: the one that runs, and two at most before the turn of the topics."""
+    (other,) = always_late("other", 1, clean_bytes=MIB)
+    if not is_late:
+        other.lag_ms, other.bytes_per_second = DAY_MS, MIB
+    model = ScheduleModel(0, [*always_late("late", count), other])
+    model.run(hours=0.5)
+    assert other.cleans >= 25
+    assert model.longest_ms["topic other"] <= 3 * 1_600, model.longest_ms
+
+
+def test_a_partition_of_a_large_topic_waits_for_two_jobs_of_each_partition_at_most() -> None:
+    """In the order of the topics alone, each would wait for a hundred jobs of each topic."""
+    others = [partition for n in range(100) for partition in always_late(f"other {n}", 1)]
+    model = ScheduleModel(0, [*others, *always_late("large", 100)])
+    model.run(hours=1)
+    assert model.longest_ms["topic large"] <= 2 * 200 * 1_600, model.longest_ms
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_partitions_that_are_always_late_take_turns_with_one_that_has_no_deadline(
     seed: int,
 ) -> None:
     print(f"seed {seed}")
-    always_late = [
-        ModelPartition(
-            TopicPartition("late", number), clean_bytes=64 * MIB, dirty_bytes=1,
-            dirty_since_ms=-DAY_MS, bytes_per_second=1.0, lag_ms=1, survives=0.0,
-        )
-        for number in range(100)
-    ]  # fmt: skip
     patient = ModelPartition(
         TopicPartition("patient", 0), clean_bytes=MIB, dirty_bytes=2 * MIB, dirty_since_ms=0,
         bytes_per_second=MIB / 10, lag_ms=DAY_MS, survives=0.5,
     )  # fmt: skip
-    model = ScheduleModel(seed, [*always_late, patient])
+    model = ScheduleModel(seed, [*always_late("late", 100), patient])
     model.run(hours=1)
     assert patient.cleans >= 5
 

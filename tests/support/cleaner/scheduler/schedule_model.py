@@ -23,6 +23,7 @@ from cleaner.planning.scheduling_order import (
     Lane,
     Requester,
     RunningJob,
+    Start,
     StartKey,
     build_candidate,
     choose,
@@ -150,6 +151,7 @@ class ScheduleModel:
         self._allowed_ms: dict[str, float] = {}  # when the limit of a topic allows a clean
         self._changed = True
         self._last_start_ms: dict[TopicPartition, int] = {}
+        self._last_start_of_topic_ms: dict[str, int] = {}
         self._requesters = itertools.cycle(requesters)
         self._turns = NO_TURNS
         self._lanes: dict[Lane, int] = {}  # ready from; once started a worker stays
@@ -253,8 +255,7 @@ class ScheduleModel:
         earliest_ms = self._waiting.earliest_ms(partition)
         wall_ms = self.now_ms + self.clock_ms
         key = start_key(verdict, since_ms, wall_ms, earliest_ms=earliest_ms)
-        topic = partition.topic if candidate.is_limited else ""
-        kind = (candidate.requested_by, candidate.is_small, topic)
+        kind = (candidate.requested_by, candidate.is_small, partition.topic)
         entries = self._ranked.setdefault(kind, [])
         insort(entries, (key, candidate), key=itemgetter(0))
         self._verdicts[partition] = verdict
@@ -303,10 +304,10 @@ class ScheduleModel:
             RunningJob(job.lane, is_long(job.input_bytes, self.now_ms - job.begun_ms))
             for job in self.jobs
         ]
-        choice = choose(queue, idle, running, self._turns)
+        choice = choose(queue, idle, running, self._turns, self._waiting.topics_ms)
         self._turns = choice.turns
-        for candidate, lane in choice.starts:
-            self._begin(candidate, lane)
+        for start in choice.starts:
+            self._begin(start)
         waiting = [candidate for candidate in queue if candidate.partition in self._verdicts]
         assert not waiting or idle[Lane.REGULAR] == sum(
             start.lane is Lane.REGULAR for start in choice.starts
@@ -317,7 +318,8 @@ class ScheduleModel:
             (ready for ready in self._lanes.values() if ready > self.now_ms), default=1 << 62
         )
 
-    def _begin(self, candidate: Candidate, lane: Lane) -> None:
+    def _begin(self, start: Start) -> None:
+        candidate, lane = start.candidate, start.lane
         partition = candidate.partition
         model, verdict = self.partitions[partition], self._verdicts[partition]
         self._unrank(partition)
@@ -331,9 +333,9 @@ class ScheduleModel:
             ), f"{topic} is cleaned twice at once"
             self._rests.started(topic.encode(), self.now_ms)
         wait = self.waits.pop(partition)
-        self._check(candidate, lane)
+        self._check(start)
         kind = "small partition" if candidate.is_small else "large partition"
-        for name in (lane.value, kind):
+        for name in (lane.value, kind, f"topic {partition.topic}"):
             self.longest_ms[name] = max(self.longest_ms[name], self.now_ms - wait.since_ms)
             self.starts[name] += 1
         if partition in self.requests:
@@ -341,6 +343,7 @@ class ScheduleModel:
             self.longest_ms["request"] = max(self.longest_ms["request"], asked_ms)
         self._waiting.started(partition, self.now_ms)
         self._last_start_ms[partition] = self.now_ms
+        self._last_start_of_topic_ms[partition.topic] = self.now_ms
         model.is_running = True
         if candidate.is_limited:
             self._judge_siblings(model)
@@ -357,16 +360,22 @@ class ScheduleModel:
             )
         )
 
-    def _check(self, candidate: Candidate, lane: Lane) -> None:
-        """The bound of decision 0024, at a start in the regular lane that nobody requested.
+    def _check(self, start: Start) -> None:
+        """The bounds of decision 0024, at a start in the regular lane that nobody requested.
 
         A partition of a topic that rests is no candidate meanwhile. Requests take turns by user.
         """
+        candidate = start.candidate
+        topic = candidate.partition.topic
         last_ms = self._last_start_ms.get(candidate.partition)
-        if lane is not Lane.REGULAR or candidate.is_requested or last_ms is None:
+        if start.by_topic:
+            last_ms = self._last_start_of_topic_ms.get(topic)
+        if start.lane is not Lane.REGULAR or candidate.is_requested or last_ms is None:
             return
         for partition, wait in self.waits.items():  # the one that has waited longest first
             if wait.since_ms >= last_ms:
                 break
             is_overtaken = partition in self._verdicts and not self._verdicts[partition].run_now
+            if start.by_topic and self._last_start_of_topic_ms.get(partition.topic, 0) >= last_ms:
+                is_overtaken = False  # another partition of its topic has had the turn
             assert not is_overtaken, f"{partition} is overtaken again by {candidate.partition}"
