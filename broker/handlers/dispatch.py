@@ -13,7 +13,8 @@ connection, which logs it.
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -47,7 +48,7 @@ from protocol.codec import (
     release_rows,
 )
 from protocol.errors import ErrorCode, ProtocolError, RowLimitError, UnsupportedVersionError
-from protocol.messages import Message
+from protocol.messages import Message, MetadataRequest, OffsetFetchRequest
 
 Body = Any  # a class of protocol/messages.py; each handler names its own
 Handler = Callable[[RequestContext, RequestHeader, Body], Message | Awaitable[Message]]
@@ -58,9 +59,22 @@ FastPath = Callable[
 SASL_APIS: Final = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
 # A larger request is decoded in slices: some hundred rows, or four thousand empty names (2 ms).
 WHOLE_BYTES_MAX: Final = 4 << 10
-# Larger requests that are handled at a time, over all connections: each may have rows of tens of
-# megabytes. The others wait in a queue; small requests, Produce and Fetch do not.
+# Requests with many rows that are handled at a time, over all connections: larger ones, and those
+# that ask for a list. Each may have rows of tens of megabytes, from before its handler begins until
+# its response is encoded. The others wait in a queue; small requests, Produce and Fetch do not.
 LARGE_REQUESTS_AT_ONCE: Final = 8
+# A few bytes of a request of these APIs can ask for megabytes of rows. Their handlers wait neither
+# for a disk nor for another client.
+LISTS: Final = frozenset(
+    (
+        ApiKey.LIST_GROUPS,
+        ApiKey.DESCRIBE_GROUPS,
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.LIST_TRANSACTIONS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.DESCRIBE_ACLS,
+    )
+)
 # Changes of topics wait for the disk, and the metadata service serialises them. Large ones have a
 # limit of their own, so that they never block other large requests.
 TOPIC_CHANGES_AT_ONCE: Final = 1
@@ -171,7 +185,10 @@ class Dispatcher:
             context.meters = None
         if len(frame) > WHOLE_BYTES_MAX:
             return self._handle_large(handler, context, header, frame)
-        answer = handler(context, header, decode_body(header, frame))
+        request = decode_body(header, frame)
+        if _asks_for_list(key, request):
+            return self._handle_list(handler, context, header, request)
+        answer = handler(context, header, request)
         if isinstance(answer, Message):
             self._throttle(context, answer)
             return encode_response(key, version, header.correlation_id, answer)
@@ -183,10 +200,24 @@ class Dispatcher:
         if header.api_key in WAITING_APIS:
             return await self._handle_sliced(handler, context, header, frame)
         slots = self._topic_changes if header.api_key in TOPIC_CHANGES else self._large
+        async with self._slot(slots, context):
+            return await self._handle_sliced(handler, context, header, frame)
+
+    async def _handle_list(
+        self, handler: Handler, context: RequestContext, header: RequestHeader, request: Message
+    ) -> Response:
+        async with self._slot(self._large, context):
+            answer = handler(context, header, request)
+            body = answer if isinstance(answer, Message) else await answer
+            del answer
+            return await self._encode(context, header, body)
+
+    @asynccontextmanager
+    async def _slot(self, slots: FairSlots, context: RequestContext) -> AsyncIterator[None]:
         async with slots.slot(context.client):
             self._services.stats.large_requests += 1
             try:
-                return await self._handle_sliced(handler, context, header, frame)
+                yield
             finally:
                 self._services.stats.large_requests -= 1
 
@@ -274,6 +305,16 @@ class Dispatcher:
     def _charge_time(self, context: RequestContext | None, nanoseconds: int) -> None:
         if context is not None and context.meters is not None:
             self._services.quotas.charge_request(context.meters, nanoseconds)
+
+
+def _asks_for_list(key: int, request: Message) -> bool:
+    """Return whether a small request may have a large response."""
+    match request:
+        case MetadataRequest(topics=topics):
+            return topics is None
+        case OffsetFetchRequest(topics=topics, groups=groups):
+            return topics is None or any(group.topics is None for group in groups)
+    return key in LISTS
 
 
 async def free_rows(message: Message) -> None:

@@ -265,7 +265,7 @@ class Requester:
     """Puts requests to a broker's dispatcher, and counts the turns that others have meanwhile."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self.connection = fake_connection()
         self.turns = 0
 
@@ -274,7 +274,7 @@ class Requester:
         others = asyncio.create_task(self._count())
         await asyncio.sleep(0)
         self.turns = 0
-        answer = self._dispatcher.handle(self.connection, memoryview(frame))
+        answer = self.dispatcher.handle(self.connection, memoryview(frame))
         if inspect.isawaitable(answer):
             answer = await answer
         others.cancel()
@@ -578,6 +578,72 @@ async def test_large_requests_of_one_client_do_not_hold_up_those_of_others(
         assert not any(task.done() for task in waiting)
         search.set()
         await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize(
+    ("case", "row", "rows"),
+    [
+        ((ApiKey.LIST_GROUPS, 4, m.ListGroupsRequest()), m.ListGroupsResponseGroup, 20),
+        (
+            (ApiKey.DESCRIBE_GROUPS, 5, m.DescribeGroupsRequest(groups=names())),
+            m.DescribeGroupsResponseGroup,
+            ROWS,
+        ),
+        (
+            (ApiKey.CONSUMER_GROUP_DESCRIBE, 0, m.ConsumerGroupDescribeRequest(group_ids=names())),
+            m.ConsumerGroupDescribeResponseGroup,
+            ROWS,
+        ),
+        (
+            (ApiKey.OFFSET_FETCH, 6, m.OffsetFetchRequest(group_id="x0", topics=None)),
+            m.OffsetFetchResponsePartition,
+            ROWS,
+        ),
+        ((ApiKey.METADATA, 9, m.MetadataRequest(topics=None)), m.MetadataResponseTopic, 2),
+    ],
+    ids=lambda value: value[0].name.lower() if isinstance(value, tuple) else "",
+)
+async def test_rows_of_a_number_of_lists_at_most_are_in_memory_at_a_time(
+    case: Case,
+    row: type[m.Message],
+    rows: int,
+    asker: Requester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = [m.OffsetCommitRequestPartition(partition_index=index) for index in range(ROWS)]
+    topics = [m.OffsetCommitRequestTopic(name="t", partitions=every)]
+    for group_id in names()[:20]:
+        commit = m.OffsetCommitRequest(
+            group_id=group_id, generation_id_or_member_epoch=-1, topics=topics
+        )
+        await asker.ask(ApiKey.OFFSET_COMMIT, 8, commit)
+        topics[0].partitions = every[:1]
+    number_of_rows, most = 0, 0
+    make = row.__init__
+
+    def made(self: m.Message, **fields: object) -> None:
+        nonlocal number_of_rows, most
+        make(self, **fields)
+        number_of_rows += 1
+        most = max(most, number_of_rows)
+
+    def freed(_: m.Message) -> None:
+        nonlocal number_of_rows
+        number_of_rows -= 1
+
+    monkeypatch.setattr(row, "__init__", made)
+    monkeypatch.setattr(row, "__del__", freed, raising=False)
+    frame = memoryview(codec.encode_request(*case[:2], 1, "me", case[2])[4:])
+    assert len(frame) <= WHOLE_BYTES_MAX
+    answers = []
+    for user in range(3 * LARGE_REQUESTS_AT_ONCE):
+        asker.connection.context, asker.connection.peer_host = None, f"10.0.0.{user}"
+        answer = asker.dispatcher.handle(asker.connection, frame)
+        assert inspect.isawaitable(answer)
+        answers.append(asyncio.ensure_future(answer))
+    await asyncio.gather(*answers)
+    assert number_of_rows == 0
+    assert rows < most <= LARGE_REQUESTS_AT_ONCE * rows
 
 
 async def test_a_string_is_no_longer_than_kafkas(asker: Requester) -> None:

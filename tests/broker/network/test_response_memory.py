@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE
 from broker.network.connection import GATHERED_BYTES_MAX
 from broker.network.listener import SEND_SECONDS_MAX, SEND_STALL_SECONDS
 from broker.network.socket_writer import Part, SocketWriter
@@ -23,6 +24,8 @@ from tests.support.storage.memory_env import MemoryEnv
 MIB = 1 << 20
 PARTITIONS = 400
 RESPONSE_BYTES = PARTITIONS * 16_000  # about
+EVERY = m.OffsetFetchRequestGroupTopic(name="t", partition_indexes=list(range(PARTITIONS)))
+FETCH = m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(group_id="g", topics=[EVERY])])
 FETCH_ALL = m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(group_id="g", topics=None)])
 OPENED: list[socket.socket] = []  # by the running test
 
@@ -30,17 +33,21 @@ OPENED: list[socket.socket] = []  # by the running test
 class Client:
     """A connection whose socket receives little until the client reads."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, host: str = "127.0.0.1") -> None:
         address = broker.addresses[0]
         self._socket = socket.socket()
         OPENED.append(self._socket)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self._socket.setblocking(False)
         self._address = address.host, address.port
+        self._host = host  # its address
+        self._is_connected = False
 
     async def send(self, key: ApiKey, version: int, body: m.Message) -> None:
         loop = asyncio.get_running_loop()
-        if self._socket.getsockname()[1] == 0:
+        if not self._is_connected:
+            self._is_connected = True
+            self._socket.bind((self._host, 0))
             await loop.sock_connect(self._socket, self._address)
         await loop.sock_sendall(self._socket, codec.encode_request(key, version, 1, "c", body))
 
@@ -72,7 +79,7 @@ class Client:
         )[1]
 
     async def ask_for_offsets(self) -> None:
-        await self.send(ApiKey.OFFSET_FETCH, 9, FETCH_ALL)
+        await self.send(ApiKey.OFFSET_FETCH, 9, FETCH)
 
     async def offsets(self, received: bytes = b"") -> int:
         """Receive the answer; return the number of partitions in it."""
@@ -159,6 +166,24 @@ async def test_small_responses_do_not_wait_for_memory() -> None:
         await clients_that_do_not_read(broker, 2)
         answer = await Client(broker).ask(ApiKey.LIST_GROUPS, 4, m.ListGroupsRequest())
         assert [group.group_id for group in answer.groups] == ["g"]
+
+
+async def test_lists_that_nobody_reads_leave_half_of_the_slots_to_other_clients() -> None:
+    """They keep their slots while they wait for memory: that bounds the rows in memory."""
+    async with running() as broker:
+        idle = [Client(broker) for _ in range(2 * LARGE_REQUESTS_AT_ONCE)]
+        for client in idle:
+            await client.send(ApiKey.OFFSET_FETCH, 9, FETCH_ALL)
+        budget, stats = broker.listener.response_budget, broker._services.stats
+        half = LARGE_REQUESTS_AT_ONCE // 2
+        await wait_true(lambda: budget.waiting == stats.large_requests == half)
+        other = Client(broker, "127.0.0.2")
+        answer = await other.ask(ApiKey.LIST_GROUPS, 4, m.ListGroupsRequest())
+        assert [group.group_id for group in answer.groups] == ["g"]
+        assert await asyncio.gather(*(client.offsets() for client in idle)) == (
+            [PARTITIONS] * len(idle)
+        )
+        assert stats.large_requests == 0
 
 
 async def test_a_client_that_does_not_read_is_closed_while_others_wait() -> None:
