@@ -45,6 +45,7 @@ from broker.groups.consumer.model import (
     PartitionId,
     ResolvedRegex,
     TopicLookup,
+    TopicMetadata,
 )
 from broker.groups.consumer.reconciliation import reconciled
 from broker.groups.consumer.records import changes, present_value, tombstones
@@ -66,7 +67,7 @@ limited_logger: Final = RateLimitedLogger(logger)
 SMALL_ASSIGNMENT: Final = 1_000
 LARGE_ASSIGNMENTS_AT_ONCE: Final = 2
 # How often a heartbeat looks for changes of subscribed topics, and how many names it looks up then
-# in 2 ms; a group with more of them looks less often.
+# in about 2 ms; a group with more of them looks less often.
 TOPIC_CHECK_MS: Final = 1_000
 NAMES_PER_CHECK: Final = 5_000
 
@@ -134,8 +135,10 @@ class LiveConsumerGroup:
         self._appending: list[Collection[bytes]] = []
         self._append: asyncio.Future[ErrorCode] | None = None
         self._assigning: asyncio.Task[None] | None = None
-        self._topics_checked_ms = 0
-        self._check_interval_ms = TOPIC_CHECK_MS
+        # The topics of the group that exist, by name, when they were looked up, and for how long.
+        self._topics: Mapping[str, TopicMetadata] = {}
+        self._topics_checked_ms = self._check_interval_ms = 0
+        self._updates = 0  # requests that look up topics
         # When the topics of each expression were looked up. The group keeps the time at which they
         # changed: it writes no record without a change.
         self._resolved_ms: dict[str, int] = {}
@@ -177,8 +180,9 @@ class LiveConsumerGroup:
 
     @property
     def is_void(self) -> bool:
-        """Return whether the group has no record and no offset."""
-        return self.group.epoch == 0 and not self.group.members and not self.offsets
+        """Return whether the group has no record and no offset, and nobody is about to join."""
+        is_unused = self.group.epoch == 0 and not self.group.members and not self.offsets
+        return is_unused and not self._updates
 
     def summary(self) -> GroupSummary:
         """Return what ListGroups and the metrics show."""
@@ -268,9 +272,11 @@ class LiveConsumerGroup:
         self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex], client: Hashable | None
     ) -> HeartbeatAnswer:
         max_size = self._context.rules.max_size
-        updated = state.update_member(self.group, request, regexes, max_size)
+        updated, group = await self._update(
+            lambda group: state.update_member(group, request, regexes, max_size)
+        )
         owned_before = updated.member.assigned.keys()
-        self._change(self._with_next_epoch(updated.group, is_changed=updated.is_changed))
+        self._change(group)
         self._resolved_ms = {
             expression: regexes[expression].resolved_ms
             for expression in self.group.regexes
@@ -376,7 +382,9 @@ class LiveConsumerGroup:
     async def _join(
         self, request: JoinRequested, subscription: Subscription, client: Hashable | None
     ) -> JoinAnswer:
-        updated = classic_members.update_member(self.group, request, subscription)
+        updated, next_group = await self._update(
+            lambda group: classic_members.update_member(group, request, subscription)
+        )
         member_id, is_changed = updated.member.member_id, updated.is_changed
         owned = classic_members.owned_partitions(subscription, self._context.topics)
         is_last = not classic_members.uses_classic_only(self.group)
@@ -391,7 +399,7 @@ class LiveConsumerGroup:
             append = self._context.downgrade(self, group, is_changed=is_changed)
             error = await asyncio.shield(append)
             return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
-        self._change(self._with_next_epoch(updated.group, is_changed=is_changed))
+        self._change(next_group)
         await self._assign(client)
         current = self.group.members.get(member_id)
         if current is None or self.is_dead:  # it left while the targets were computed
@@ -470,19 +478,47 @@ class LiveConsumerGroup:
         error = await self._remove(leavers) if leavers else ErrorCode.NONE
         return LeaveAnswer(error, tuple(rows) if error is ErrorCode.NONE else ())
 
-    def _with_next_epoch(self, group: ConsumerGroup, *, is_changed: bool) -> ConsumerGroup:
-        now_ms = self._context.clock.wall_ms()
-        if not is_changed and abs(now_ms - self._topics_checked_ms) < self._check_interval_ms:
-            return group
-        self._topics_checked_ms = now_ms
-        periods = 1 + group.count_names() // NAMES_PER_CHECK
+    async def _update(
+        self, update: Callable[[ConsumerGroup], state.MemberUpdate]
+    ) -> tuple[state.MemberUpdate, ConsumerGroup]:
+        """Return an update of the present group, and its group with the epoch that it needs.
+
+        Before, the topics of the group are looked up in turns if it is time to. Meanwhile the group
+        may get topics of other members, which are looked up, too. Raises MembershipError.
+        """
+        topics: dict[str, TopicMetadata] = {}
+        looked_up: set[str] = set()
+        turns = Turns()
+        self._updates += 1
+        try:
+            while True:
+                updated = update(self.group)
+                now_ms = self._context.clock.wall_ms()
+                is_recent = abs(now_ms - self._topics_checked_ms) < self._check_interval_ms
+                if is_recent and not updated.is_changed:
+                    return updated, updated.group
+                missing = updated.group.all_topics() - looked_up
+                if not missing:
+                    break
+                async for name in turns.over(missing):
+                    topic = self._context.topics.topic(name)
+                    if topic is not None:
+                        topics[name] = topic
+                if self.is_dead:
+                    raise MembershipError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "it is not served")
+                looked_up |= missing
+        finally:
+            self._updates -= 1
+        self._topics, self._topics_checked_ms = topics, now_ms
+        periods = 1 + updated.group.count_names() // NAMES_PER_CHECK
         self._check_interval_ms = periods * TOPIC_CHECK_MS
-        return state.with_next_epoch(group, self._context.topics, is_changed=is_changed)
+        is_changed = updated.is_changed
+        return updated, state.with_next_epoch(updated.group, topics, is_changed=is_changed)
 
     async def _assign(self, client: Hashable | None) -> None:
         """Compute target assignments until they are as new as the group."""
         while self.group.epoch > self.group.assignment_epoch and not self.is_dead:
-            task = state.assignment_task(self.group, self._context.topics)
+            task = state.assignment_task(self.group, self._topics)
             if task.size <= SMALL_ASSIGNMENT:
                 self._change(state.with_targets(self.group, task.epoch, task.compute()))
                 continue
@@ -496,7 +532,7 @@ class LiveConsumerGroup:
             if self.is_dead:
                 return
             if task.epoch != self.group.epoch:  # it changed meanwhile
-                task = state.assignment_task(self.group, self._context.topics)
+                task = state.assignment_task(self.group, self._topics)
             targets = await asyncio.to_thread(task.compute)
         if not self.is_dead:
             self._change(state.with_targets(self.group, task.epoch, targets))

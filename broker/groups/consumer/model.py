@@ -161,7 +161,8 @@ class ConsumerGroup:
 
     def all_topics(self) -> frozenset[str]:
         """Return the names of the topics of all members."""
-        return frozenset().union(*self.subscriptions().values())
+        first, *others = self.subscriptions().values() or (frozenset[str](),)
+        return first.union(*others)  # without others, this copies nothing
 
     def count_names(self) -> int:
         """Return the number of names in all subscriptions; equal ones count once."""

@@ -29,7 +29,6 @@ from broker.groups.consumer.model import (
     MemberState,
     PartitionId,
     ResolvedRegex,
-    TopicLookup,
     TopicMetadata,
 )
 from protocol.errors import ErrorCode
@@ -238,32 +237,34 @@ def _next_epoch(group: ConsumerGroup) -> ConsumerGroup:
 
 
 def with_next_epoch(
-    group: ConsumerGroup, lookup: TopicLookup, *, is_changed: bool
+    group: ConsumerGroup, topics: Mapping[str, TopicMetadata], *, is_changed: bool
 ) -> ConsumerGroup:
-    """Return the group with the next epoch if it or a subscribed topic has changed."""
-    current = metadata_hash(group, lookup)
+    """Return the group with the next epoch if it or a subscribed topic has changed.
+
+    `topics` are those of its topics that exist, by name, and perhaps others.
+    """
+    current = metadata_hash(group, topics)
     if current == group.metadata_hash and not is_changed:
         return group
     return _next_epoch(replace(group, metadata_hash=current))
 
 
-def metadata_hash(group: ConsumerGroup, lookup: TopicLookup) -> int:
+def metadata_hash(group: ConsumerGroup, topics: Mapping[str, TopicMetadata]) -> int:
     """Return a number (int64) that changes with the subscribed topics that exist; 0 for none.
 
     Kafka computes another number; after a change of broker the group is assigned once more.
     """
-    digest, count = hashlib.blake2b(digest_size=8), 0
-    for topic in _topics(group, lookup).values():
-        count += 1
-        digest.update(topic.topic_id)
-        digest.update(topic.partition_count.to_bytes(4))
-    return int.from_bytes(digest.digest(), signed=True) if count else 0
+    subscribed = _subscribed(group, topics).values()
+    data = b"".join([topic.topic_id + topic.partition_count.to_bytes(4) for topic in subscribed])
+    digest = hashlib.blake2b(data, digest_size=8).digest()
+    return int.from_bytes(digest, signed=True) if data else 0
 
 
-def _topics(group: ConsumerGroup, lookup: TopicLookup) -> dict[str, TopicMetadata]:
-    found = ((name, lookup.topic(name)) for name in group.all_topics())
-    existing = {name: topic for name, topic in found if topic is not None}
-    return {name: existing[name] for name in sorted(existing)}
+def _subscribed(
+    group: ConsumerGroup, topics: Mapping[str, TopicMetadata]
+) -> dict[str, TopicMetadata]:
+    names = group.all_topics()
+    return {name: topics[name] for name in sorted(name for name in topics if name in names)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,12 +292,12 @@ class AssignmentTask:
         return self.assignor(self.members, self.topics)
 
 
-def assignment_task(group: ConsumerGroup, lookup: TopicLookup) -> AssignmentTask:
-    """Return what has to be computed for the present group epoch.
+def assignment_task(group: ConsumerGroup, topics: Mapping[str, TopicMetadata]) -> AssignmentTask:
+    """Return what has to be computed for the present group epoch; `topics` as before.
 
     Names of topics that do not exist are left out: clients may subscribe to any number of them.
     """
-    topics = _topics(group, lookup)
+    topics = _subscribed(group, topics)
     equal: dict[frozenset[str], frozenset[str]] = {}  # see ConsumerGroup.shared
     subscriptions: dict[tuple[frozenset[str], str | None], frozenset[str]] = {}
     for key, names in group.subscriptions().items():

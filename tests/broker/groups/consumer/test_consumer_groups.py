@@ -5,10 +5,12 @@ import errno
 import random
 import threading
 from collections.abc import Mapping
+from itertools import count
 
 import pytest
 
 from broker import client_patterns
+from broker.event_loop import loop_turns
 from broker.groups import live_consumer_group
 from broker.groups.classic.model import CommitRequested
 from broker.groups.consumer import state
@@ -522,7 +524,7 @@ async def test_members_with_one_expression_share_its_topics() -> None:
     world, _ = make_world(**{f"t{index}": 1 for index in range(4)})
     clients = [Client(world, name, topics=NO_TOPICS, regex="t.*") for name in "ab"]
     await converge(*clients)
-    task = assignment_task(group(world), FakeTopics())
+    task = assignment_task(group(world), {})
     first, second = (member.topics for member in task.members)
     assert first is second
 
@@ -536,7 +538,7 @@ async def test_names_of_topics_that_do_not_exist_cost_an_assignor_nothing() -> N
         Client(world, "c", topics=frozenset({"orders"})),
     ]
     await converge(*clients)
-    task = assignment_task(group(world), topics)
+    task = assignment_task(group(world), topics.existing())
     first, second, third = (member.topics for member in task.members)
     assert first is second is third
     assert first == {"orders"}
@@ -550,7 +552,7 @@ async def test_the_size_of_an_assignment_counts_comparisons_of_partitions_with_m
         Client(world, "b", topics=frozenset({"orders", "bills"})),
     ]
     await converge(*clients)
-    assert assignment_task(group(world), topics).size == 2 * (1 + 100)
+    assert assignment_task(group(world), topics.existing()).size == 2 * (1 + 100)
 
 
 async def test_one_user_has_one_large_assignment_at_a_time(
@@ -582,14 +584,71 @@ async def test_one_user_has_one_large_assignment_at_a_time(
     assert [len(answer.assignment or ()) for answer in await asyncio.gather(*waiting)] == [2, 2, 2]
 
 
+class CountedTopics(FakeTopics):
+    lookups = 0
+
+    def topic(self, name: str) -> TopicMetadata | None:
+        self.lookups += 1
+        return super().topic(name)
+
+
+@pytest.fixture
+def every_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = count()
+    monkeypatch.setattr(
+        loop_turns, "perf_counter", lambda: next(moments) * loop_turns.TURN_SECONDS * 2
+    )
+
+
+async def test_the_topics_of_a_subscription_are_looked_up_in_turns(
+    every_turn_is_over: None,
+) -> None:
+    topics = CountedTopics({"orders": 1, "bills": 1})
+    world = World(topics=topics)
+    first = Client(world, "a", topics=names(0, 200) | {"orders"})
+    second = Client(world, "b", topics=names(200, 400) | {"bills"})
+    joins = [asyncio.ensure_future(client.heartbeat()) for client in (first, second)]
+    most = 0
+    while not all(join.done() for join in joins):
+        before = topics.lookups
+        await asyncio.sleep(0)
+        most = max(most, topics.lookups - before)
+    assert most <= 2
+    await converge(first, second)
+    owned = [{topic_id.rstrip(b"\0") for topic_id, _ in c.owned} for c in (first, second)]
+    assert owned == [{b"orders"}, {b"bills"}], "each has looked up the topics of the other"
+
+
+async def test_a_group_is_served_while_the_topics_of_its_first_member_are_looked_up(
+    every_turn_is_over: None,
+) -> None:
+    world, _ = make_world(orders=1)
+    first = Client(world, "a", topics=names(0, 200) | {"orders"})
+    join = asyncio.ensure_future(first.heartbeat())
+    await asyncio.sleep(0)
+    stranger = Client(world, "b")
+    stranger.epoch = 3
+    assert (await stranger.heartbeat()).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert not join.done()
+    assert (await join).error is ErrorCode.NONE
+    assert group(world).members.keys() == {"a"}
+
+
+async def test_a_member_does_not_join_a_group_that_is_deleted_while_topics_are_looked_up(
+    every_turn_is_over: None,
+) -> None:
+    world, _ = make_world(orders=1)
+    first = Client(world, "a", topics=names(0, 200) | {"orders"})
+    join = asyncio.ensure_future(first.heartbeat())
+    await asyncio.sleep(0)
+    live = world.coordinator._served.get("g")
+    assert live is not None
+    live.begin_deletion()
+    assert (await join).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert not live.group.members
+
+
 async def test_a_group_of_many_names_looks_for_topics_less_often() -> None:
-    class CountedTopics(FakeTopics):
-        lookups = 0
-
-        def topic(self, name: str) -> TopicMetadata | None:
-            self.lookups += 1
-            return super().topic(name)
-
     topics = CountedTopics({"orders": 1})
     world = World(topics=topics)
     client = Client(world, "a", topics=names(0, NAMES_MAX))

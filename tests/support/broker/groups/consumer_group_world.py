@@ -30,6 +30,9 @@ class FakeTopics:
     def names(self) -> list[str]:
         return list(self.counts)
 
+    def existing(self) -> dict[str, TopicMetadata]:
+        return {n: topic for n in self.counts if (topic := self.topic(n)) is not None}
+
     def id_of(self, name: str) -> bytes:
         return name.encode().ljust(16, b"\0")
 
