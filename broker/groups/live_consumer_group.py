@@ -48,11 +48,16 @@ from broker.groups.consumer.model import (
     TopicMetadata,
 )
 from broker.groups.consumer.reconciliation import reconciled
-from broker.groups.consumer.records import changes, present_value, tombstones
+from broker.groups.consumer.records import (
+    changes,
+    largest_record_bytes,
+    present_value,
+    tombstones,
+)
 from broker.groups.live_classic_group import Clock, GroupStats, Timer
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_expiry import expired_unsubscribed
-from broker.groups.offsets.offsets_store import TopicIndex
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
 from broker.topics.internal_topic import LogRecord
@@ -98,7 +103,7 @@ class ConsumerGroupContext:
     stats: GroupStats
     downgrade: "Downgrade"
     resized: Callable[[str, int], None]
-    max_record_bytes: Callable[[str], int]  # of the classic group that it may become
+    max_record_bytes: Callable[[str], int]  # by group; also of the classic group it may become
     large_assignments: FairSlots = field(
         default_factory=partial(FairSlots, LARGE_ASSIGNMENTS_AT_ONCE)
     )
@@ -513,7 +518,22 @@ class LiveConsumerGroup:
         periods = 1 + updated.group.count_names() // NAMES_PER_CHECK
         self._check_interval_ms = periods * TOPIC_CHECK_MS
         is_changed = updated.is_changed
+        if is_changed:
+            self._check_records(updated, topics)
         return updated, state.with_next_epoch(updated.group, topics, is_changed=is_changed)
+
+    def _check_records(
+        self, updated: state.MemberUpdate, topics: Mapping[str, TopicMetadata]
+    ) -> None:
+        """Refuse a subscription with a record above max.message.bytes. Raises MembershipError."""
+        limit_bytes = self._context.max_record_bytes(self.group.group_id)
+        size_bytes = largest_record_bytes(self.group, updated.group, updated.member, topics)
+        if size_bytes > limit_bytes:
+            raise MembershipError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"the subscription may need a record of {size_bytes} bytes, more than"
+                f" {limit_bytes}, max.message.bytes of {OFFSETS_TOPIC}; subscribe to fewer topics",
+            )
 
     async def _assign(self, client: Hashable | None) -> None:
         """Compute target assignments until they are as new as the group."""

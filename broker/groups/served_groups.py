@@ -48,7 +48,7 @@ class ServedGroups:
         return self._store.partition_of(group_id)
 
     def max_record_bytes(self, group_id: str) -> int:
-        """Return how large the record of a classic group may be."""
+        """Return how large a record of a group may be."""
         return self._store.max_batch_bytes(group_id)
 
     def get(self, group_id: str) -> AnyGroup | None:

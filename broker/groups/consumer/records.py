@@ -5,7 +5,7 @@ group again. Bytes are not trusted: whatever does not follow its format is a Pro
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from broker.groups.consumer.model import (
     MemberState,
     PartitionId,
     ResolvedRegex,
+    TopicMetadata,
 )
 from broker.topics.internal_topic import LogRecord
 from protocol import record_codec
@@ -73,6 +74,13 @@ VALUE_VERSION: Final = 0
 # The version of a resolved expression counts metadata versions of Kafka's controller; there is none
 # here, and readers only compare it.
 NO_METADATA_VERSION: Final = 0
+
+# Parts of records, at most: a batch with a record and its fields of fixed size, a topic with its id
+# and the lengths of its lists, a partition with its epoch, the length of a name.
+RECORD_BYTES: Final = 400
+TOPIC_BYTES: Final = 27
+PARTITION_BYTES: Final = 8
+NAME_LENGTH_BYTES: Final = 3
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
@@ -150,6 +158,43 @@ def present_value(group: ConsumerGroup, key: bytes) -> bytes | None:
         case ConsumerGroupRegularExpressionKey(regular_expression=regex) if regex in group.regexes:
             return _regex_value(group.regexes[regex])
     return None if value is None else record_codec.encode(value, VALUE_VERSION)
+
+
+def largest_record_bytes(
+    before: ConsumerGroup,
+    after: ConsumerGroup,
+    member: ConsumerMember,
+    topics: Mapping[str, TopicMetadata],
+) -> int:
+    """Return how many bytes the largest record has at most that a new subscription leads to.
+
+    `member` is the one in `after` that has the subscription; `topics` are those that exist. Its
+    assignment may have every partition of its topics.
+    """
+    texts = (member.instance_id, member.rack_id, member.client_id, member.regex)
+    key_bytes = RECORD_BYTES + len((after.group_id + member.member_id).encode())
+    protocols = () if member.classic is None else member.classic.protocols
+    metadata_bytes = (
+        _names_bytes(member.topics)
+        + sum(len((text or "").encode()) for text in texts)
+        + sum(len(name.encode()) + len(data) for name, data in protocols)
+    )
+    subscribed = after.subscribed_topics(member)
+    counts = [topic.partition_count for name, topic in topics.items() if name in subscribed]
+    # A topic may be in the record twice: with partitions that stay, and with those to revoke.
+    assignment_bytes = sum(
+        TOPIC_BYTES * min(count, 2) + PARTITION_BYTES * count for count in counts
+    )
+    resolved_bytes = [
+        _names_bytes(resolved.topics) + len(regex.encode())
+        for regex, resolved in after.regexes.items()
+        if before.regexes.get(regex) is not resolved
+    ]
+    return key_bytes + max(metadata_bytes, assignment_bytes, *resolved_bytes)
+
+
+def _names_bytes(names: Collection[str]) -> int:
+    return len("".join(names).encode()) + NAME_LENGTH_BYTES * len(names)
 
 
 def tombstones(group: ConsumerGroup) -> list[LogRecord]:

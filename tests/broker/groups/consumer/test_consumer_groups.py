@@ -25,7 +25,12 @@ from broker.groups.consumer.model import (
     MemberState,
     TopicMetadata,
 )
-from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
+from broker.groups.consumer.records import (
+    ConsumerGroupLoader,
+    changes,
+    decode_key,
+    largest_record_bytes,
+)
 from broker.groups.consumer.state import (
     NAMES_MAX,
     AssignmentTask,
@@ -40,6 +45,7 @@ from protocol import record_codec
 from protocol.errors import ErrorCode
 from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
 from storage.errors import LogDirectoryError, NoRoomError
+from storage.format.batch import HEADER_BYTES
 from tests.support.broker.groups.consumer_group_world import (
     REBALANCE_MS,
     Client,
@@ -582,6 +588,74 @@ async def test_one_user_has_one_large_assignment_at_a_time(
     finally:
         may_end.set()
     assert [len(answer.assignment or ()) for answer in await asyncio.gather(*waiting)] == [2, 2, 2]
+
+
+def records_of(world: World) -> int:
+    return sum(map(len, world.log.appends))
+
+
+async def refused(client: Client, world: World) -> None:
+    """The subscription of a client is refused and changes nothing."""
+    before, records = group(world), records_of(world)
+    answer = await client.heartbeat()
+    assert answer.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert "max.message.bytes" in (answer.message or "")
+    assert group(world) is before
+    assert records_of(world) == records
+
+
+async def test_a_subscription_whose_records_exceed_the_limit_is_refused() -> None:
+    world, topics = make_world(orders=6, wide=1_000, **{f"t{n}" * 10: 1 for n in range(100)})
+    world.log.max_batch_bytes = 3_000
+    works = Client(world, "a")
+    await converge(works)
+    await refused(Client(world, "names", topics=names(0, 1_000)), world)
+    await refused(Client(world, "partitions", topics=frozenset({"wide"})), world)
+    await refused(Client(world, "regex", topics=NO_TOPICS, regex="t.*"), world)
+    await refused(Client(world, "long", topics=NO_TOPICS, regex="é" * 1_500), world)
+    topics.counts["orders"] = 7
+    await world.clock.advance(1_000)
+    await converge(works)
+    assert len(works.owned) == 7, "the group goes on"
+    world.restart()
+    assert (await works.heartbeat()).error is ErrorCode.NONE
+    assert group(world).members.keys() == {"a"}
+
+
+async def test_a_member_keeps_its_subscription_if_its_next_one_is_too_large_for_its_record() -> (
+    None
+):
+    world, _ = make_world(orders=6)
+    world.log.max_batch_bytes = 3_000
+    member = Client(world, "a")
+    await converge(member)
+    member.topics, member.missed_answer = names(0, 1_000), True
+    await refused(member, world)
+    member.topics = frozenset({"orders"})
+    await converge(member)
+    assert len(member.owned) == 6
+
+
+@pytest.mark.parametrize("seed", range(cases(few=3, many=30)))
+async def test_no_record_is_larger_than_the_subscription_was_estimated(seed: int) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    counts = {"é" * rng.randrange(1, 40) + str(n): rng.randrange(1, 300) for n in range(50)}
+    world, topics = make_world(**counts)
+    for number in range(5):
+        subscription = frozenset(rng.sample(sorted(counts), rng.randrange(1, 50)))
+        instance_id = rng.choice([None, "i" * rng.randrange(1, 900) + str(number)])
+        client = Client(world, f"m{number}", topics=subscription, instance_id=instance_id)
+        await converge(client)
+        after = group(world)
+        member = after.members[client.member_id]
+        bound = largest_record_bytes(ConsumerGroup("g"), after, member, topics.existing())
+        of_member = [
+            HEADER_BYTES + len(key) + len(value or b"")
+            for key, value in changes(ConsumerGroup("g"), after)
+            if client.member_id.encode() in key
+        ]
+        assert max(of_member) <= bound
 
 
 class CountedTopics(FakeTopics):
