@@ -9,10 +9,9 @@ trailing bytes (librdkafka sends some). Invalid input raises ProtocolError or on
 SHORT_READ_ERRORS, which the caller translates.
 
 A sliced codec is a generator that pauses after every ELEMENTS_PER_SLICE rows (elements and tagged
-fields), because a message of 100,000 rows takes tens of milliseconds. An encoder also pauses after
-about 256 KiB of strings. A sliced decoder has a limit
-on rows. It reads from a memoryview that must not change meanwhile; fields of type `records` are
-views of it.
+fields), because a message of 100,000 rows takes tens of milliseconds, and after about 256 KiB of
+strings. A sliced decoder has a limit on rows. It reads from a memoryview that must not change
+meanwhile; fields of type `records` are views of it.
 
 Adjacent fields of fixed size, and the length after them, become one call of a precompiled
 `struct.Struct`. The codecs are fast because of this, and because they look up no names at run time.
@@ -32,7 +31,7 @@ from protocol.schema import Field, Struct
 # about 200 bytes an element this bounds the memory for a frame of 100 MB.
 MAX_ELEMENTS: Final = 1_000_000
 ELEMENTS_PER_SLICE: Final = 512  # 0.5 us each, 2 us with many fields
-BYTES_PER_ROW: Final = 512  # an encoded string of more counts as several rows: 256 KiB in a slice
+BYTES_PER_ROW: Final = 512  # a string of more counts as several rows: 256 KiB in a slice
 SHORT_READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
 MAX_VARINT_BYTES: Final = 5  # an unsigned varint of 32 bits
 
@@ -357,7 +356,8 @@ class _DecoderSource(_Source):
         self.add("q = p + n")
         with self.block(f"if n < 0 or q > end{longest}:"):
             self.add(refuse)
-        self.add(f"{target} = {used}; p = q")
+        more_rows = f"; rows -= n // {BYTES_PER_ROW}" if self.sliced else ""
+        self.add(f"{target} = {used}; p = q{more_rows}")
 
     def _nested(self, field: Field, target: str) -> None:
         name = self.variable("m")

@@ -6,15 +6,17 @@ Rules
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from broker.groups.classic.model import Group, stored_bytes
 from broker.groups.live_classic_group import Clock, GroupStats
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import TopicIndex, group_record
 from broker.logging import RateLimitedLogger
+from broker.quotas.memory_budget import memory_of_text
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
@@ -32,7 +34,7 @@ limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.groups"))
 # Records are split into appends of about this size: far below any max.message.bytes, above any
 # single record of an offset.
 APPEND_BYTES = 256 * 1024
-# Tombstones of one append: three or four milliseconds.
+# Tombstones or offsets that are appended without a pause for others: three or four milliseconds.
 OFFSETS_AT_ONCE = 1_000
 # Ids of groups, members and clients. Kafka's limit is 32,767: a client with 50,000 groups of such
 # names, in which one character takes four bytes of memory, would fill 6 GB.
@@ -148,6 +150,25 @@ def chunks_of(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
     """Split keys into chunks for one append each; return at least one chunk, perhaps empty."""
     firsts = range(0, max(1, len(keys)), OFFSETS_AT_ONCE)
     return [keys[first : first + OFFSETS_AT_ONCE] for first in firsts]
+
+
+def offset_chunks(
+    offsets: Mapping[TopicIndex, CommittedOffset],
+) -> Iterator[dict[TopicIndex, CommittedOffset]]:
+    """Split offsets into chunks of OFFSETS_AT_ONCE, or of about APPEND_BYTES of metadata.
+
+    Yield at least one chunk, perhaps empty.
+    """
+    chunk: dict[TopicIndex, CommittedOffset] = {}
+    size_bytes = 0
+    for key, value in offsets.items():
+        if len(chunk) == OFFSETS_AT_ONCE or size_bytes >= APPEND_BYTES:
+            yield chunk
+            chunk, size_bytes = {}, 0
+        chunk[key] = value
+        _, _, metadata, _, _ = value
+        size_bytes += memory_of_text(metadata)
+    yield chunk
 
 
 def _chunks(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
-from broker.groups.group_log import chunks_of
+from broker.groups.group_log import chunks_of, offset_chunks
 from broker.groups.offsets.offset_records import CommittedOffset, committed_offset
 from broker.groups.offsets.offsets_store import TopicIndex
 from broker.handlers.groups.context import (
@@ -80,11 +80,10 @@ async def offset_commit(
     )
     error = ErrorCode.NONE
     # Each chunk has its own result, because the group may change meanwhile.
-    for chunk in chunks_of(list(offsets)):
+    for chunk in offset_chunks(offsets):
         if error is ErrorCode.NONE:
-            committed = {key: offsets[key] for key in chunk}
             error = await context.coordinator.offsets.commit(
-                body.group_id, request, committed, context.creator
+                body.group_id, request, chunk, context.creator
             )
         if error is not ErrorCode.NONE:
             errors.update(dict.fromkeys(chunk, error))

@@ -4,7 +4,7 @@ from typing import Final
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
-from broker.groups.group_log import chunks_of
+from broker.groups.group_log import offset_chunks
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
 from broker.handlers.groups.context import UNKNOWN_WAITER, OffsetsToCommit
@@ -72,9 +72,9 @@ async def txn_offset_commit(
     error = ErrorCode.NONE
     if offsets and header.api_version >= FIRST_V2_COMMIT:
         error = await _add_group(context, body)
-    for chunk in chunks_of(list(offsets)):
+    for chunk in offset_chunks(offsets):
         if error is ErrorCode.NONE and chunk:
-            error = await _commit(context, body, {key: offsets[key] for key in chunk})
+            error = await _commit(context, body, chunk)
         if error is not ErrorCode.NONE:
             errors.update(dict.fromkeys(chunk, error))
         await turns.take()

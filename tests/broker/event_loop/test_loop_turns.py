@@ -14,12 +14,14 @@ from structlog.testing import capture_logs
 
 from broker.event_loop import loop_turns
 from broker.event_loop.loop_turns import SharedTurns, yield_to_loop
+from broker.groups.group_log import APPEND_BYTES, GroupLog
 from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
 from broker.handlers.groups.classic_protocol import LEAVERS_PER_TURN
 from broker.handlers.list_offsets import ListOffsetsHandler
 from broker.handlers.routes import make_dispatcher
 from broker.network.request_context import RequestContext
 from broker.security.principal import Principal
+from broker.topics.internal_topic import LogRecord
 from broker.topics.metadata_service import NewTopic
 from broker.topics.topics import TopicError
 from broker.transactions import coordinator as transaction_coordinator
@@ -234,6 +236,14 @@ def test_encoding_pauses_after_each_slice() -> None:
     parts, pauses = drained(codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body))
     assert b"".join(parts) == codec.encode_response(ApiKey.FIND_COORDINATOR, 4, 1, body)
     assert pauses == 10_000 // ELEMENTS_PER_SLICE
+
+
+def test_decoding_pauses_after_long_strings() -> None:
+    body = m.FindCoordinatorRequest(coordinator_keys=["x" * 16_000] * 100)
+    frame = codec.encode_request(ApiKey.FIND_COORDINATOR, 4, 1, None, body)[4:]
+    decoded, pauses = drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
+    assert decoded == body
+    assert pauses >= 100 * 16_000 // (256 << 10)
 
 
 def test_encoding_pauses_after_long_strings() -> None:
@@ -578,6 +588,33 @@ async def test_large_requests_of_one_client_do_not_hold_up_those_of_others(
         assert not any(task.done() for task in waiting)
         search.set()
         await asyncio.gather(*waiting)
+
+
+async def test_offsets_with_much_metadata_are_appended_in_turns(
+    asker: Requester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended, append = [], GroupLog.append
+
+    def note(log: GroupLog, group_id: str, records: Sequence[LogRecord], *rest: Any, **more: Any):  # type: ignore[no-untyped-def]
+        appended.append((asker.turns, sum(len(value or b"") for _, value in records)))
+        return append(log, group_id, records, *rest, **more)
+
+    monkeypatch.setattr(GroupLog, "append", note)
+    partitions = [
+        m.OffsetCommitRequestPartition(partition_index=index, committed_metadata="x" * 4_000)
+        for index in range(ROWS)
+    ]
+    topic = m.OffsetCommitRequestTopic(name="t", partitions=partitions)
+    answer = await asker.ask(
+        ApiKey.OFFSET_COMMIT,
+        8,
+        m.OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic]),
+    )
+    assert {row.error_code for row in answer.topics[0].partitions} == {ErrorCode.NONE}
+    assert sum(size_bytes for _, size_bytes in appended) > ROWS * 4_000
+    assert max(size_bytes for _, size_bytes in appended) <= APPEND_BYTES + 10_000
+    turns = [turn for turn, _ in appended]
+    assert len(set(turns)) == len(turns)
 
 
 @pytest.mark.parametrize(

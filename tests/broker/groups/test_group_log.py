@@ -11,8 +11,10 @@ from broker.groups.group_log import (
     GroupLog,
     are_names,
     chunks_of,
+    offset_chunks,
 )
 from broker.groups.live_classic_group import GroupStats
+from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from protocol.errors import ErrorCode
 from storage.errors import (
@@ -137,6 +139,19 @@ def test_chunks_of_keys_contain_every_key_once(count: int) -> None:
     chunks = chunks_of(keys)
     assert [key for chunk in chunks for key in chunk] == keys
     assert len(chunks) == 1 + (count > OFFSETS_AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "count", "chunks"),
+    [("", 0, 1), ("", 2_000, 2), ("", 2_001, 3), ("x" * 4_096, 65, 2), ("é" * 4_096, 65, 5)],
+)
+def test_chunks_of_offsets_have_a_largest_number_and_size(
+    metadata: str, count: int, chunks: int
+) -> None:
+    offsets = {("orders", index): committed_offset(5, -1, metadata) for index in range(count)}
+    made = list(offset_chunks(offsets))
+    assert [item for chunk in made for item in chunk.items()] == list(offsets.items())
+    assert len(made) == chunks
 
 
 def test_the_length_of_a_string_in_the_log_counts_in_bytes() -> None:
