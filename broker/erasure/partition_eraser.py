@@ -9,6 +9,7 @@ Rules
 - In a view by timestamp or version, a value that was written between that search and the tombstone
   may rank above it. The next search with a value finds that out, and a second tombstone follows. It
   is the last one: below the end offset, which stays that of the first one, no record is added.
+- A tombstone that retention removes before the view has read it is written again.
 - The files that have values are left to those who own them: closed segments to the cleaner, the
   view to its compaction, leased files to the lease, replaced files to their deletion. Readers of a
   replaced version of the view move to the present one, however slow they are. The files are
@@ -156,9 +157,10 @@ class PartitionEraser:
             and bool(progress.found)
             and (self._is_rewriting(where) or not await self._have_changed(served, progress.found))
         )
-        if is_unchanged:
+        if is_unchanged and not self._is_unread(served, part):
             await self._advance(served, part, progress)
-        return not is_unchanged
+            return False
+        return True
 
     async def search(
         self, where: TopicPartition, key: bytes, part: PartitionErasure, progress: PartitionProgress
@@ -221,7 +223,8 @@ class PartitionEraser:
             )
             return replace(part, end_offset=end, receipt=receipt)
         is_first = part.end_offset is None
-        if is_first or _is_outranked(part, served.log.config, result):
+        is_unread = self._is_unread(served, part)
+        if is_first or is_unread or _is_outranked(part, served.log.config, result):
             offset = await self._append_tombstone(served, key, result)
             progress.wait("a tombstone was written", 0.0)
             progress.view_begun_at = -VIEW_SECONDS
@@ -269,6 +272,13 @@ class PartitionEraser:
             for directory in (each.path for each in self._directories() if each.is_online)
         ]
         return frozenset[str]().union(*copies) - {own}
+
+    def _is_unread(self, served: Partition, part: PartitionErasure) -> bool:
+        """Return whether retention removed the tombstone of a part before the view has read it."""
+        tombstone, where = part.tombstone_offset, served.partition
+        if tombstone is None or self._views.partition(where) is None:
+            return False
+        return self._views.horizon_of(where) <= tombstone < served.log.log_start_offset
 
     def _is_rewriting(self, where: TopicPartition) -> bool:
         """Return whether a requested clean is under way: it publishes one group after another."""

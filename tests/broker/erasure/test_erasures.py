@@ -707,6 +707,34 @@ async def test_a_second_tombstone_ranks_above_a_value_that_was_written_before_th
         assert b"secret" not in bytes_on_disk(env)
 
 
+async def test_a_tombstone_that_expired_before_the_view_has_read_it_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = MemoryEnv(seed=5)
+    keys = {"cleanup.policy": "compact,delete", "file.delete.delay.ms": "0"}
+    async with broker_of(env, keys | {"varve.view": "compacted"}) as broker:
+        write(broker, f"{ADA}=secret-1")
+        await broker.view_scheduler.compact(ORDERS)
+        append = broker.erasures.eraser.append
+
+        async def append_and_expire(served: Partition, record: Record, now_ms: int) -> int:
+            offset = await append(served, record, now_ms)
+            if offset == 1:
+                served.log.delete_records(2)
+            return offset
+
+        monkeypatch.setattr(broker.erasures.eraser, "append", append_and_expire)
+        erasure = await erase(broker)
+        async with asyncio.timeout(SECONDS):
+            while (answer := await one(broker, erasure["id"]))["state"] == "open":
+                await asyncio.sleep(0.01)
+                await broker.view_scheduler.tidy()
+                await broker.log_maintenance.expire()
+        (part,) = answer["partitions"]
+        assert (part["end_offset"], part["tombstone_offset"]) == (2, 2)
+        assert b"secret" not in bytes_on_disk(env)
+
+
 async def test_a_view_that_cannot_be_offered_does_not_delay_an_erasure() -> None:
     """A topic that was taken over has the name of the view."""
     env, folder = MemoryEnv(seed=5), "/disk1/orders.compacted-0"
