@@ -18,6 +18,7 @@ from tests.support.draws import cases
 from tests.support.peers.java_programs import QUICK_JVM
 from tests.support.processes.forked_worker import ForkedStages
 from tests.support.processes.spark_daemon import write_launcher
+from tests.support.processes.spark_streams import stream_server
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -65,17 +66,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     from pipeline.engines import spark_session
     from pipeline.engines.java import NoJavaError
 
-    launcher = write_launcher(tmp_path_factory.mktemp("spark") / "python")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(spark_session, "_python_launcher", lambda _: launcher)
-        try:
-            session = spark_session.build_session(
-                "local[2,2]", app_name="varve-tests", settings=SPARK_SETTINGS
-            )
-        except NoJavaError as error:
-            pytest.skip(str(error))
-    yield session
-    spark_session.stop_session(session)
+    folder = tmp_path_factory.mktemp("spark")
+    streams = folder / "streams"
+    launcher = write_launcher(folder / "python", streams)
+    with stream_server(streams):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(spark_session, "_python_launcher", lambda _: launcher)
+            try:
+                session = spark_session.build_session(
+                    "local[2,2]", app_name="varve-tests", settings=SPARK_SETTINGS
+                )
+            except NoJavaError as error:
+                pytest.skip(str(error))
+        yield session
+        spark_session.stop_session(session)
 
 
 @pytest.fixture(scope="session")

@@ -11,17 +11,26 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tests.support.processes import spark_streams
+
 OF_JOBS: Final = "pipeline.engines.spark_daemon"
 TASKS: Final = "pyspark.worker"  # the module that runs tasks; others plan queries
 
 
-def write_launcher(path: Path) -> Path:
-    """Write the program that starts this daemon where the launcher of jobs starts its own."""
+def write_launcher(path: Path, streams: Path) -> Path:
+    """Write the program that starts this daemon where the launcher of jobs starts its own.
+
+    `streams` is the socket of the server of spark_streams.py.
+    """
     from pipeline.engines.spark_session import _PYTHON, in_quotes
 
     text = _PYTHON.format(python=in_quotes(sys.executable))
-    assert OF_JOBS in text
-    path.write_text(text.replace(OF_JOBS, __name__))
+    head, daemon, rest = text.partition(OF_JOBS)
+    assert daemon
+    client = f'"{sys.executable}" -IS "{spark_streams.__file__}" "{streams}"'
+    case = f'if [ "$2" = {spark_streams.MODULE} ]; then\n  exec {client}\nfi\n'
+    last = rest.index("exec ")
+    path.write_text(f"{head}{__name__}{rest[:last]}{case}{rest[last:]}")
     path.chmod(0o755)
     return path
 
