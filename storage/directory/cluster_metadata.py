@@ -32,7 +32,7 @@ from storage.directory.security_entries import (
     encode_quotas,
     encode_scram_users,
 )
-from storage.env import Env, Folder, remove_if_there, write_temporary
+from storage.env import Env, Folder, remove_if_there, rename_if_room, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     InconsistentDirectoryError,
@@ -367,8 +367,9 @@ class MetadataStore:
         """Write a state to every directory; return it with its new epoch.
 
         The result is durable in all remaining `directories` but the `stale` ones. With `with_all`,
-        the save fails if one directory has no space or descriptors; otherwise that directory keeps
-        its old copy. Directories in `without`, and those that hang, keep theirs in any case. Raises
+        the save fails if one directory has no space or descriptors; otherwise, and if it has no
+        space for the name while others have the state, that directory keeps its old copy.
+        Directories in `without`, and those that hang, keep theirs in any case. Raises
         LogDirectoryError if no directory has it, NoRoomError if nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
@@ -394,8 +395,11 @@ class MetadataStore:
         def put_in_place(directory: str) -> None:
             path, folder = paths[directory], folders[directory]
             try:
-                self._env.rename(f"{path}.tmp", path)
+                rename_if_room(self._env, f"{path}.tmp", path)
                 folder.sync()
+            except NoRoomError as error:
+                refused[directory] = error
+                remove_if_there(self._env, f"{path}.tmp")
             except OSError as error:
                 failed[directory] = f"{path}: {error}"
             finally:
@@ -418,7 +422,9 @@ class MetadataStore:
         )
         failures = {path: reason for path, reason in tuple(failed.items()) if path not in hanging}
         self._report(failures)
-        if written <= failures.keys() | hanging:
+        if refused and written <= refused.keys():
+            raise next(iter(refused.values()))
+        if written <= refused.keys() | failures.keys() | hanging:
             raise self._failure(failures)
         return saved
 

@@ -311,6 +311,29 @@ def test_a_start_saves_where_there_is_room_and_keeps_the_other_directories(env: 
     assert store.stale == ()
 
 
+@pytest.mark.parametrize("full", [("/a",), ("/b", "/c"), tuple(DIRECTORIES)])
+def test_a_directory_without_room_for_the_name_keeps_its_copy_and_stays(
+    env: MemoryEnv, full: tuple[str, ...]
+) -> None:
+    store = store_of(env)
+    saved = store.save(SAMPLE)
+    newer = replace(saved, next_producer_id=7_000)
+    fault = env.fail_on(lambda op, path: op == "rename" and path.startswith(full), errno.ENOSPC)
+    if len(full) < len(DIRECTORIES):
+        newer = store.save(newer)
+        assert store.stale == full
+    else:
+        with pytest.raises(NoRoomError):
+            store.save(newer)
+        newer = saved
+    assert (store.directories, store.failed) == (DIRECTORIES, {})
+    assert store_of(env).load() == newer
+    assert not [name for item in DIRECTORIES for name in env.listdir(item) if name.endswith(".tmp")]
+    fault.remove()
+    store.save(newer)
+    assert store.stale == ()
+
+
 def test_a_save_that_has_begun_to_rename_needs_no_further_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
