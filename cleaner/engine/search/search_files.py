@@ -9,6 +9,9 @@ Rules
 - If nothing is found, the folders are synced: no deleted name comes back after a power loss.
 - Files come and go meanwhile. A file that is gone may have been copied before, so the folders are
   listed again until no file is new; a file that has changed is new.
+- A busy partition closes segments all the time. Those that begin at or behind the end of the search
+  only have later records, whatever happens to them, so they are searched once and no other listing
+  follows for them.
 - A file with an unreadable part is reported, because it may have records of the key: a batch with a
   wrong checksum, and one whose offset does not fit between its neighbours, because no checksum
   covers it. So are the bytes that an operator removed from the log as damaged. A file that was gone
@@ -18,7 +21,7 @@ Rules
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -71,9 +74,14 @@ class _ListedFile:
     offsets: range
 
     @property
-    def is_active(self) -> bool:
-        """Return whether it is the active segment."""
-        return self.state.path == self.folder.active
+    def is_late(self) -> bool:
+        """Return whether no batch below the end of the search belongs into it."""
+        return self.offsets.start >= self.folder.below
+
+    @property
+    def may_grow(self) -> bool:
+        """Return whether it is, or may be, the active segment."""
+        return self.is_late or self.state.path == self.folder.active
 
 
 class _Search:
@@ -93,16 +101,16 @@ class _Search:
         self._files = self._bytes_read = 0
 
     def run(self) -> KeySearchResult:
-        """Search until a listing of the folders has no file that was not searched."""
+        """Search until a listing of the folders has no file that has to be searched."""
         started = self._env.monotonic()
         seen: set[_ListedFile] = set()
         for _ in range(ROUNDS_MAX):
             listed = [file for folder in self._search.folders for file in self._list(folder)]
             new = [file for file in listed if file not in seen]
-            if not new:
-                break
             self._total = sum(file.state.size_bytes for file in new) + self._bytes_read
             seen.update(file for file in new if self._search_file(file))
+            if all(file.is_late for file in new):
+                break
         else:
             raise FilesChangeError("files of the partition came and went during the whole search")
         if not self._found:
@@ -129,7 +137,7 @@ class _Search:
                 self._env.sync_dir(path)
 
     def _list(self, folder: SearchedFolder) -> Iterator[_ListedFile]:
-        """Yield the files with batches below a folder; the active segment without its length."""
+        """Yield the files with batches below a folder; those that may grow without their length."""
         waiting = [(folder.path, 0)]
         while waiting:
             path, depth = waiting.pop()
@@ -147,10 +155,11 @@ class _Search:
                 elif filenames.LOG in name:
                     state = file_state(self._env, child)
                     if state is not None:
-                        if child == folder.active:
-                            state = FileState(child, 0, 0)
                         offsets = offsets_of.get(name, range(filenames.LARGEST_OFFSET))
-                        yield _ListedFile(state, folder, offsets)
+                        file = _ListedFile(state, folder, offsets)
+                        if file.may_grow:
+                            file = replace(file, state=FileState(child, 0, 0))
+                        yield file
 
     def _search_file(self, listed: _ListedFile) -> bool:
         """Search a file; return False if it is gone."""
@@ -197,7 +206,7 @@ class _Search:
                 length = CHUNK_BYTES
             elif begin + length < size:
                 length *= 2  # a batch larger than the chunk
-            elif listed.is_active:
+            elif listed.may_grow:
                 return  # an append was under way
             else:
                 raise StorageError("the last batch is cut short")
@@ -265,11 +274,21 @@ class _Tally:
 
 
 def _offsets_of_segments(names: Sequence[str]) -> dict[str, range]:
-    """Return the offsets of each segment of a log, by name: up to the base offset of the next."""
+    """Return the offsets of each file of a log, by name.
+
+    A segment ends at the base offset of the next one. Where one that was deleted, or is not
+    published, ends is unknown.
+    """
     bases = filenames.classify(names).logs
+    ends = dict(pairwise((*bases, filenames.LARGEST_OFFSET)))
+    parsed = filter(None, map(filenames.parse_file_name, names))
     return {
-        filenames.file_name(base, filenames.LOG): range(base, end)
-        for base, end in pairwise((*bases, filenames.LARGEST_OFFSET))
+        file.name: range(
+            file.base_offset,
+            filenames.LARGEST_OFFSET if file.temporary else ends[file.base_offset],
+        )
+        for file in parsed
+        if file.kind == filenames.LOG
     }
 
 

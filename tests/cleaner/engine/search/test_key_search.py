@@ -224,15 +224,19 @@ def test_a_key_that_moves_to_a_file_that_was_read_before_is_found() -> None:
 
 
 class Restless(Recorder):
-    """A control during whose reads another file appears each time."""
+    """A control during whose reads another file appears each time, and the one before it grows."""
 
-    def __init__(self, env: MemoryEnv) -> None:
+    def __init__(self, env: MemoryEnv, suffix: str = "") -> None:
         super().__init__()
-        self._env, self._count = env, 0
+        self._env, self._suffix, self._next = env, suffix, 1
 
     def read_bytes(self, count: int) -> None:
-        self._count += 1
-        write(self._env, f"{self._count:020}.log", batch((self._count, b"bob", b"1")))
+        first = self._next
+        self._next += 2
+        write(self._env, f"{first:020}.log{self._suffix}", batch((first, KEY, b"1")))
+        if first > 1:
+            whole = [batch((first - 2, KEY, b"1")), batch((first - 1, KEY, b"2"))]
+            write(self._env, f"{first - 2:020}.log{self._suffix}", *whole)
 
 
 def test_a_search_ends_although_files_never_stop_changing() -> None:
@@ -240,6 +244,16 @@ def test_a_search_ends_although_files_never_stop_changing() -> None:
     write(env, f"{0:020}.log", batch((0, b"bob", b"1")))
     with pytest.raises(FilesChangeError):
         search(env, control=Restless(env))
+
+
+@pytest.mark.parametrize("suffix", ["", ".deleted", ".5f.cleaned"])
+def test_a_search_succeeds_while_a_partition_closes_and_expires_segments(suffix: str) -> None:
+    """None of them has a record below the end of the search, however large they become."""
+    env = MemoryEnv(seed=1)
+    path = write(env, f"{0:020}.log", batch((0, KEY, b"1")))
+    result = search(env, below=1, active=path, control=Restless(env, suffix))
+    assert [file.first_offset for file in result.found] == [0]
+    assert result.unreadable == ()
 
 
 def test_the_bytes_are_charged_and_an_abort_ends_the_search() -> None:
