@@ -47,6 +47,7 @@ from storage.segments.producer_snapshots import (
     load_states,
     note_batch,
     remove_snapshots,
+    replay,
     snapshot_path,
     snapshots_in,
     write_snapshot,
@@ -332,7 +333,7 @@ def _recover(loading: _Loading, first: int) -> None:
     base_offset = segments[first].base_offset
     loading.first_recovered = first
     loading.next_offset = base_offset
-    loading.states = load_states(loading.env, loading.directory, segments[: first + 1], base_offset)
+    loading.states = _states_before(loading, first)
     _forget_decided(loading, segments[:first])
     for index in range(first, len(segments)):
         segment = segments[index]
@@ -350,6 +351,39 @@ def _recover(loading: _Loading, first: int) -> None:
         for segment in segments[first:]
         for damage in segment.damages
     )
+
+
+def _states_before(loading: _Loading, first: int) -> ProducerStates:
+    """Return the producer state before a segment.
+
+    A snapshot may have the state of another offset, which its checksum does not show. Then the
+    markers behind it would end other transactions. If the transaction indexes of the segments say
+    so, and the whole log agrees with them, the state is that of the log.
+    """
+    segments = loading.segments
+    base_offset = segments[first].base_offset
+    states = load_states(loading.env, loading.directory, segments[: first + 1], base_offset)
+    stored = {entry[:3] for segment in segments[first:] for entry in segment.txn_index.read()}
+    doubtful = stored and stored - _entries_from(states, segments[first:])
+    if not doubtful:
+        return states
+    replayed = ProducerStates()
+    for segment in segments[:first]:
+        replay(replayed, segment, 0, base_offset)
+    if not doubtful & _entries_from(replayed, segments[first:]):
+        return states
+    loading.note(f"the producer snapshot of offset {base_offset} contradicts the log; not used")
+    return replayed
+
+
+def _entries_from(states: ProducerStates, segments: Sequence[Segment]) -> set[tuple[int, int, int]]:
+    """Return producer, first and last offset of the aborted transactions that end in `segments`."""
+    copy = ProducerStates.from_snapshot(states.to_snapshot())
+    return {
+        entry[:3]
+        for segment in segments
+        for entry in replay(copy, segment, 0, filenames.LARGEST_OFFSET)
+    }
 
 
 def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:

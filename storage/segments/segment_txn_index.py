@@ -46,6 +46,13 @@ class SegmentTxnIndex:
         """Return whether there is a file."""
         return self._env.exists(self.path)
 
+    def read(self) -> list[TxnIndexEntry]:
+        """Return the entries of the file; none if it is absent or invalid. Raises OSError."""
+        try:
+            return decode_entries(self._env.read_file(self.path), self.path)
+        except (FileNotFoundError, CorruptIndexError):
+            return []
+
     def load(self) -> None:
         """Read the file. Raises CorruptIndexError, OSError."""
         self.entries = decode_entries(self._env.read_file(self.path), self.path)

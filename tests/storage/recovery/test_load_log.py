@@ -674,3 +674,32 @@ def test_a_transaction_whose_first_batch_was_removed_is_no_contradiction(env: Me
     again, loaded = open_with_notes(env, was_clean=True, recovery_point=4)
     assert loaded.notes == ()
     assert _aborted(again, 0, 4) == [(2, 0)]
+
+
+@pytest.mark.parametrize(("offset", "other"), [(4, 2), (10, 4), (4, 10)])
+def test_a_snapshot_of_another_offset_changes_no_aborted_transaction(
+    env: MemoryEnv, offset: int, other: int
+) -> None:
+    """Its checksum is right. Readers would see aborted records, or miss committed ones."""
+    log = open_log(env)
+    transaction(log, 1, 0, commits=True)  # 0, marker 1
+    log.roll(NOW_MS)
+    transaction(log, 1, 1, commits=None)  # 2
+    transaction(log, 2, 0, commits=None)  # 3
+    log.roll(NOW_MS)
+    transaction(log, 1, 2, commits=False)  # 4, marker 5
+    transaction(log, 2, 1, commits=True)  # 6, marker 7
+    transaction(log, 2, 2, commits=False)  # 8, marker 9
+    log.roll(NOW_MS)
+    transaction(log, 2, 3, commits=False)  # 10, marker 11
+    log.flush()
+    entries = log.reader.aborted_transactions(0, 12)
+    assert [entry[:3] for entry in entries] == [(1, 2, 5), (2, 8, 9), (2, 10, 11)]
+    raw = content(env, other, SNAPSHOT)
+    resize(env, file_name(offset, SNAPSHOT), 0)
+    overwrite(env, file_name(offset, SNAPSHOT), raw)
+    for _ in range(2):
+        again = open_log(env.kill(), recovery_point=offset + 1)
+        assert again.reader.aborted_transactions(0, 12) == entries
+        assert again.last_stable_offset == 12
+        assert again.producers.last_records() == log.producers.last_records()
