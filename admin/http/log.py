@@ -124,15 +124,17 @@ def skip(
 ) -> None:
     """Remove the damaged range that contains --offset; readers continue at the next batch.
 
-    The records in the range are lost unless you restore them from elsewhere. The damaged bytes are
-    kept in a file beside the log. The change is durable when the command returns, and cannot be
-    undone.
+    A batch that is intact but cannot be cleaned, because its records are malformed or because it
+    is too large, is removed in the same way. The records in the range are lost unless you restore
+    them from elsewhere. The removed bytes are kept in a file beside the log. The change is durable
+    when the command returns, and cannot be undone.
     """
     topic, partition = select_partition(client, topic, partition)
     below = client.below(ROOT)
     path, name = partition_path(topic, partition), f"{topic}-{partition}"
     if not yes:
-        ranges = below.get(f"{path}/damage")["damage"]
+        answer = below.get(f"{path}/damage")
+        ranges = [*answer["damage"], *answer["uncleanable"]]
         damage = next((d for d in ranges if d["first_offset"] <= offset < d["next_offset"]), None)
         if damage is None:
             fail(

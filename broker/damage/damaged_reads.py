@@ -175,9 +175,10 @@ def blocked_text(damage: dict[str, Any]) -> str:
 
 
 def damage_at(opened: Log, offset: int) -> DamagedSegment | None:
-    """Return the damaged range that contains `offset`, if any."""
+    """Return the damaged or uncleanable range that contains `offset`, if any."""
     ranges = (
-        (range(damage.first_offset, damage.next_offset), damage) for damage in opened.damage.ranges
+        (range(damage.first_offset, damage.next_offset), damage)
+        for damage in opened.damage.left_by_cleaner
     )
     return next((damage for offsets, damage in ranges if offset in offsets), None)
 

@@ -465,8 +465,10 @@ def _note_unreadable(served: Partition, file: UnreadableFile) -> str:
     if path.startswith(f"{served.log.directory}/{VIEW_FOLDER}/"):
         return f"{text}. `varve view compact {topic} {number} --from-scratch` makes the view again"
     damage = served.log.damage.mark(path, position, file.reason)
-    if damage is None or damage.is_served:
+    if damage is None:
         return text
+    if damage.is_served:
+        text += ". If the batch is too large, raise varve.decompressed.batch.bytes of the topic"
     first, last = damage.first_offset, damage.next_offset - 1
     return (
         f"{text}. `varve log skip {topic} {number} --offset {first}` removes offsets {first} to "

@@ -44,12 +44,15 @@ from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.errors import (
+    CorruptBatchError,
     InvalidViewError,
     LogDirectoryError,
     NoRoomError,
     is_folder_error,
     is_out_of_descriptors,
 )
+from storage.format import filenames
+from storage.format.batch import HEADER_BYTES, read_header
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import SegmentFacts, TopicPartition
 from storage.swap.swap_journal import CleanedFile
@@ -351,13 +354,40 @@ class ViewCompactor:
                 last.bytes_written += done.report.bytes_written
                 last.without_version += done.report.records_without_version
                 for path, position, why in done.report.damaged:
-                    raise ViewError(f"{path} is damaged at byte {position}: {why}")
+                    raise await self._damage_error(compaction, path, position, why)
                 await self._run(compaction, partial(self._settle, compaction, done))
                 compaction.records = done.report.records_after
                 if done.report.next_dirty_offset >= compaction.section.horizon:
                     return
                 first = done.report.next_dirty_offset
         raise ViewError(f"not done after {ROUNDS_MAX} rounds; raise cleaner.dedupe_buffer_bytes")
+
+    async def _damage_error(
+        self, compaction: _ViewCompaction, path: str, position: int, reason: str
+    ) -> ViewError:
+        """Record a batch that the view cannot use in its log; say what to do about it."""
+        log, (topic, number) = compaction.view.base.log, compaction.view.base.partition
+        damage = None
+        parsed = filenames.parse_file_name(os.path.basename(path))
+        if parsed is not None and parsed.base_offset >= compaction.section.first_dirty_offset:
+            offset = await self._run(compaction, partial(_offset_at, self._env, path, position))
+            damage = None if offset is None else log.damage.mark_batch(offset, reason)
+        if damage is None:
+            return ViewError(
+                f"{path} is damaged at byte {position}: {reason}. `varve log verify {topic} "
+                f"{number}` names the damage of the log. If it has none, {ANEW}"
+            )
+        text = f"offsets {damage.first_offset} to {damage.next_offset - 1}: {reason}"
+        skip = (
+            f"`varve log skip {topic} {number} --offset {damage.first_offset}` removes them from "
+            "the log; then the next compaction goes past them"
+        )
+        if damage.is_served:
+            return ViewError(
+                f"the view cannot tell which keys the batch has, {text}. If it is too large, raise "
+                f"varve.decompressed.batch.bytes of the topic. If its records are malformed, {skip}"
+            )
+        return ViewError(f"the log is damaged, {text}. {skip}")
 
     async def _round(
         self,
@@ -523,6 +553,17 @@ class ViewCompactor:
         view.log.ledger, view.log.failure, view.log.is_known = ledger, None, True
         if replaced is not None:
             last.retired.append((replaced.manifest.compaction_id, weakref.ref(replaced)))
+
+
+def _offset_at(env: Env, path: str, position: int) -> int | None:
+    """Return the base offset of a batch; None if its header is damaged. Raises OSError."""
+    file = env.open(path)
+    try:
+        return read_header(file.pread(HEADER_BYTES, position)).base_offset
+    except CorruptBatchError:
+        return None
+    finally:
+        file.close()
 
 
 def _header_of(config: TopicConfig) -> str:

@@ -362,10 +362,13 @@ def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 
 def _uncleanable(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    name, number = verdict.partition
     return (
         f"The batch of offsets {v['first_offset']} to {int(v['next_offset']) - 1} in {v['file']}, "
         f"byte {v['position']}, cannot be cleaned ({v['reason']}). The cleaner leaves that segment "
-        "unchanged, consumers can read it, and the rest is cleaned."
+        "unchanged, consumers can read it, and the rest is cleaned. If the batch is too large, "
+        "raise varve.decompressed.batch.bytes of the topic; if its records are malformed, "
+        f"`varve log skip {name} {number} --offset {v['first_offset']}` removes it from the log."
     )
 
 

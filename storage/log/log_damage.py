@@ -6,8 +6,9 @@ Damaged bytes are never changed or served here; storage/swap/remove_damage.py re
 from contextlib import suppress
 from typing import NamedTuple
 
-from storage.errors import CorruptBatchError
+from storage.errors import CorruptBatchError, DamagedSegmentError
 from storage.format.batch import HEADER_BYTES, read_header
+from storage.format.index import CorruptIndexError
 from storage.log.log_state import LogState
 from storage.segments.damage import DamagedSegment, damage_checksum
 from storage.segments.segment import Segment
@@ -76,6 +77,16 @@ class LogDamage:
                 return self.note_finding(segment, position, reason)
         return None
 
+    def mark_batch(self, offset: int, reason: str) -> DamagedSegment | None:
+        """Like `mark`, for the batch with this base offset; None if the log has none."""
+        segments = self._state.segments
+        segment = segments[segments.index_of(offset)]
+        with suppress(DamagedSegmentError, CorruptIndexError, CorruptBatchError):
+            batch = segment.batch_at(offset)
+            if batch is not None and batch.header.base_offset == offset:
+                return self.note_finding(segment, batch.position, reason)
+        return None
+
     def note_finding(self, segment: Segment, position: int, reason: str) -> DamagedSegment | None:
         """Like `mark`; None if the segment was removed or replaced meanwhile."""
         if self._state.segments.find(segment.base_offset) is not segment:
@@ -83,11 +94,16 @@ class LogDamage:
         return segment.note_finding(position, reason, self._state.end_of(segment))
 
     def examine(self, damage: DamagedSegment) -> DamagedSegment | None:
-        """Check known damage again; return its current range, None if there is none."""
+        """Check a damaged or uncleanable range again; return its current range, None without one.
+
+        A damaged range that is intact by now is none.
+        """
         segment = self._segment_of(damage)
-        if segment is None or damage not in self.ranges:
+        if segment is None or damage not in self.left_by_cleaner:
             return None
         current = segment.note_finding(damage.position, damage.reason, self._state.end_of(segment))
+        if current.is_served and damage.is_served:
+            return current
         if current.is_served:
             segment.damages = tuple(
                 other for other in segment.damages if other.position != damage.position

@@ -301,6 +301,21 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         assert offsets_in(topic.partitions[0].log) == [0, 1, 3, 5]
 
 
+async def test_an_intact_batch_that_cannot_be_cleaned_is_skipped_on_request(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        opened = filled(broker).log
+        opened.damage.mark(FIRST, 2 * BATCH_BYTES, "malformed record")
+        assert await fetch(broker, clients, 2) == (ErrorCode.NONE, [2, 3, 4, 5])
+        _, text = await cli(broker, "log", "skip", "orders", "0", "--offset", "2")
+        assert "this removes offsets 2 to 2" in text
+        code, text = await cli(broker, "log", "skip", "orders", "0", "--offset", "2", "--yes")
+        assert code == exit_codes.DONE, text
+        assert opened.damage.uncleanable == ()
+        assert offsets_in(opened) == [0, 1, 3, 4, 5]
+
+
 async def test_a_range_that_is_whole_by_now_is_not_skipped(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         opened = filled(broker).log

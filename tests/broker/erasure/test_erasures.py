@@ -842,7 +842,7 @@ async def test_a_file_that_cannot_be_read_delays_the_receipt_and_is_named() -> N
     env = MemoryEnv(seed=5)
     async with broker_of(env) as broker:
         write(broker, "bob=bob-1")
-        path = f"/disk1/orders-0/{9:020}.log.deleted"
+        path = f"/disk1/orders-0/{0:020}.log.deleted"
         file = env.open(path, create=True, write=True)
         file.pwrite(b"\x01" * 100, 0)
         erasure = await erase(broker)

@@ -18,8 +18,11 @@ from broker.views.maintenance import RETIRED_MAX
 from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX
 from broker.views.status import LastCompaction, ViewState, ViewStatus
 from cleaner.scheduler.clean_attempt import backoff_ms
+from storage.format.batch import HEADER_BYTES, Record, build_batch, read_header, with_crc
+from storage.format.filenames import LOG, file_name
 from storage.model import TopicPartition
 from storage.view.ledger import view_path
+from tests.support.broker.broker_in_memory import log_repair_of
 from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
@@ -417,3 +420,51 @@ async def test_a_view_is_not_ahead_of_what_is_flushed_of_its_log(
         await broker.view_scheduler.compact(WHERE)
         assert flushed
         assert all(horizon <= recovery_point for horizon, recovery_point in flushed)
+
+
+def malformed(key: bytes) -> bytearray:
+    """A batch whose checksum is right and whose record has a length that is wrong."""
+    batch = build_batch([Record(0, 0, key, b"1")])
+    batch[HEADER_BYTES] += 2
+    return with_crc(read_header(batch), batch[HEADER_BYTES:])
+
+
+async def test_a_view_names_a_malformed_batch_and_goes_past_it_when_it_is_skipped() -> None:
+    """A release that did not check every record has accepted it."""
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        partition, batch = broker.topics.partition(WHERE), malformed(b"a")
+        assert partition is not None
+        partition.append(memoryview(batch), read_header(batch), 0)
+        await produce(broker, (b"b", b"2"))
+        for _ in range(2):
+            with pytest.raises(ViewError, match="`varve log skip orders 0 --offset 1`"):
+                await broker.view_scheduler.compact(WHERE)
+        (status,) = broker.view_scheduler.status()
+        assert "cannot tell which keys the batch has, offsets 1 to 1: " in status.error
+        (uncleanable,) = partition.log.damage.uncleanable
+        assert (uncleanable.first_offset, uncleanable.next_offset) == (1, 2)
+        assert partition.log.damage.ranges == ()
+        await log_repair_of(env, broker).skip(partition, 1)
+        await broker.view_scheduler.compact(WHERE)
+        assert await read_all(broker) == [(0, b"a", b"1"), (2, b"b", b"2")]
+        (status,) = broker.view_scheduler.status()
+        assert (status.horizon, status.error) == (3, "")
+
+
+async def test_a_view_names_the_damage_of_its_log() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        for key in (b"a", b"b", b"c"):
+            await produce(broker, (key, b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        file = env.open(f"{partition.log.directory}/{file_name(0, LOG)}", write=True)
+        size = partition.log.segments.size_bytes // 3
+        file.pwrite(bytes([file.pread(1, 2 * size - 1)[0] ^ 1]), 2 * size - 1)
+        with pytest.raises(ViewError, match="the log is damaged, offsets 1 to 1"):
+            await broker.view_scheduler.compact(WHERE)
+        await log_repair_of(env, broker).skip(partition, 1)
+        await broker.view_scheduler.compact(WHERE)
+        assert await read_all(broker) == [(0, b"a", b"1"), (2, b"c", b"1")]
