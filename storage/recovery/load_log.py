@@ -467,7 +467,9 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
             else:
                 damage = segment.note_damage(position, error.reason)
                 next_offset = (
-                    old_next if old_end > position else _offset_behind(loading, segment, damage)
+                    old_next
+                    if old_end > position
+                    else _offset_behind(loading, segment, damage, following)
                 )
                 loading.next_offset = max(loading.next_offset, next_offset)
                 position = damage.end_position
@@ -555,16 +557,21 @@ def _undo_overlap(
     return segment.size_bytes
 
 
-def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
+def _offset_behind(
+    loading: _Loading, segment: Segment, damage: DamagedSegment, following: int | None
+) -> int:
     """Return the offset after a damaged batch if its header is plausible, else -1.
 
-    Batches behind the damage take precedence.
+    Batches behind the damage take precedence, and so does the segment behind, at `following`: if
+    the header led beyond them, they would be cut.
     """
     try:
         header = read_header(segment.file.pread(HEADER_BYTES, damage.position))
     except CorruptBatchError:
         return -1
-    end_offset = loading.recovery_point if damage.next_offset < 0 else damage.next_offset
+    end_offset = loading.recovery_point if following is None else following
+    if damage.next_offset >= 0:
+        end_offset = damage.next_offset
     return header.next_offset if header.next_offset <= end_offset else -1
 
 

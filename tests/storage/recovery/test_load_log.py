@@ -703,3 +703,19 @@ def test_a_snapshot_of_another_offset_changes_no_aborted_transaction(
         assert again.reader.aborted_transactions(0, 12) == entries
         assert again.last_stable_offset == 12
         assert again.producers.last_records() == log.producers.last_records()
+
+
+@pytest.mark.parametrize("beyond", [1, 4])
+def test_a_damaged_number_of_records_cuts_no_later_segment(env: MemoryEnv, beyond: int) -> None:
+    """It leads into the next segments, whose batches are flushed and whole."""
+    log = open_log(env)
+    for _ in range(3):
+        fill(log, 2)
+        log.roll(NOW_MS)
+    log.flush()
+    last_offset_delta = BATCH_BYTES + 23 + 3  # of the batch at offset 1
+    overwrite(env, file_name(0, LOG), bytes([beyond]), last_offset_delta)
+    again = open_log(env.kill(), recovery_point=6)
+    assert offsets_in(again, start=2) == [2, 3, 4, 5]
+    assert [damage.first_offset for damage in again.damage.ranges] == [1]
+    assert again.log_end_offset == 6
