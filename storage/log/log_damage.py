@@ -46,11 +46,8 @@ class LogDamage:
     @property
     def ranges(self) -> tuple[DamagedSegment, ...]:
         """Return the known damaged ranges in offset order."""
-        state = self._state
-        return tuple(
-            damage if damage.next_offset >= 0 else damage._replace(next_offset=state.log_end_offset)
-            for damage in state.segments.damages
-        )
+        end_offset = self._state.log_end_offset
+        return tuple(_with_end(damage, end_offset) for damage in self._state.segments.damages)
 
     @property
     def uncleanable(self) -> tuple[DamagedSegment, ...]:
@@ -91,7 +88,8 @@ class LogDamage:
         """Like `mark`; None if the segment was removed or replaced meanwhile."""
         if self._state.segments.find(segment.base_offset) is not segment:
             return None
-        return segment.note_finding(position, reason, self._state.end_of(segment))
+        end_offset = self._state.end_of(segment)
+        return _with_end(segment.note_finding(position, reason, end_offset), end_offset)
 
     def examine(self, damage: DamagedSegment) -> DamagedSegment | None:
         """Check a damaged or uncleanable range again; return its current range, None without one.
@@ -180,3 +178,8 @@ class LogDamage:
         Reads all headers of the log; call it in a thread.
         """
         return mend(self._state.segments.closed)
+
+
+def _with_end(damage: DamagedSegment, end_offset: int) -> DamagedSegment:
+    """Return a range with its last offset; `end_offset` is that of its segment."""
+    return damage if damage.next_offset >= 0 else damage._replace(next_offset=end_offset)

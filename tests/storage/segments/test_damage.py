@@ -131,9 +131,10 @@ def test_damage_at_the_end_of_a_segment_ends_with_the_segment(env: MemoryEnv) ->
     log = filled(env)
     fill(log, 2)
     flip(env, 5 * BATCH_BYTES + 16)
-    log.damage.mark(PATH, 5 * BATCH_BYTES, "no batch")
+    marked = log.damage.mark(PATH, 5 * BATCH_BYTES, "no batch")
     (damage,) = log.damage.ranges
     assert (damage.first_offset, damage.next_offset) == (5, 6)
+    assert marked == damage
     assert [is_refused(log, offset) for offset in (4, 5, 6)] == [False, True, False]
     assert offsets_in(log, start=6) == [6, 7]
 
