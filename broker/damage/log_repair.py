@@ -104,11 +104,13 @@ class LogRepair:
         write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
         forget_records: Callable[[TopicPartition], Awaitable[None]],
         view_horizon: Callable[[TopicPartition], int],
+        erasure_end: Callable[[TopicPartition], int],
     ) -> None:
         """`write_checkpoints` is CheckpointWriter.write.
 
         `forget_records` is CleanerStateStore.forget_records.
         `view_horizon` returns the end of the offsets that a partition's view has; 0 without.
+        `erasure_end` returns the end of the offsets that open erasures need; 0 without.
         """
         self._env = env
         self._table = table
@@ -118,6 +120,7 @@ class LogRepair:
         self._write_checkpoints = write_checkpoints
         self._forget_records = forget_records
         self._view_horizon = view_horizon
+        self._erasure_end = erasure_end
         self._reading = FairSlots(1)
 
     async def verify(
@@ -260,6 +263,13 @@ class LogRepair:
             raise TruncationRefusedError(
                 f"the compacted view of {name} contains records below offset {horizon} and would "
                 "keep removed ones. Set varve.view to none, truncate, then set it to compacted."
+            )
+        erasure_end = self._erasure_end(name)
+        if erasure_end > offset:
+            raise TruncationRefusedError(
+                f"an erasure of a key in {name} is open, and needs its tombstone below offset "
+                f"{erasure_end}. `varve erase {name.topic} --status` names it: wait until it is "
+                "complete, or cancel it."
             )
         acknowledged = max(0, log.high_watermark - offset)
         if acknowledged and not force:

@@ -207,6 +207,21 @@ class Erasures:
         """Return an erasure by its id."""
         return self._store.get(erasure_id)
 
+    def end_in(self, partition: TopicPartition) -> int:
+        """Return the end of the offsets that open erasures need in a partition; 0 without."""
+        return max(
+            (
+                max(part.end_offset, (part.tombstone_offset or 0) + 1)
+                for erasure in self._store.all()
+                if erasure.is_open and erasure.topic == partition.topic
+                for part in erasure.parts
+                if part.partition == partition.partition
+                and not part.is_done
+                and part.end_offset is not None
+            ),
+            default=0,
+        )
+
     def progress_of(self, erasure: Erasure, part: PartitionErasure) -> PartitionProgress | None:
         """Return what an open part waits for; None before it was looked at."""
         return self._progress.get((erasure.erasure_id, part.partition))

@@ -92,6 +92,7 @@ def make_routes(
         write_checkpoints=services.checkpoint_writer.write,
         forget_records=pool.state_store.forget_records,
         view_horizon=services.views.horizon_of,
+        erasure_end=key_erasures.end_in,
     )
     transfers = Transfers(services.env, services.directory_threads, leases)
     log = LogApi(

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.damage.log_repair import TruncationRefusedError
 from broker.erasure import erasures
 from broker.erasure.erasures import ErasureRefusedError
 from broker.erasure.forecast import Risk
@@ -32,6 +33,7 @@ from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
 from storage.view.view_log import ViewCursor
 from tests.support.broker import http_client
+from tests.support.broker.broker_in_memory import log_repair_of
 from tests.support.broker.erasure import (
     ADA,
     KEYS,
@@ -168,6 +170,20 @@ async def test_a_pause_is_named_and_puts_the_deadline_at_risk() -> None:
         broker.pool.operator.resume(ORDERS)
         await completed(broker, erasure["id"])
         assert "varve_erasures_completed_total 1.0" in await http_client.scraped(broker)
+
+
+async def test_the_tombstone_of_an_open_erasure_is_not_truncated() -> None:
+    """Nothing would supersede the values, or those that get the removed offsets."""
+    async with broker_of(env := MemoryEnv(seed=5)) as broker:
+        erasure = await paused_erasure(broker)
+        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        log, repair = partition_of(broker).log, log_repair_of(env, broker)
+        with pytest.raises(TruncationRefusedError, match=f"below offset {log.log_end_offset}"):
+            await repair.truncate(partition_of(broker), log.log_end_offset - 1, force=True)
+        write(broker, "bob=bob-9")
+        await repair.truncate(partition_of(broker), log.log_end_offset - 1, force=True)
+        await broker.erasures.cancel(erasure["id"], "an operator cancelled it")
+        await repair.truncate(partition_of(broker), log.log_end_offset - 1, force=True)
 
 
 async def test_min_compaction_lag_delays_an_erasure_and_is_a_risk_only_if_it_ends_too_late() -> (

@@ -38,6 +38,7 @@ def log_repair_of(env: MemoryEnv, broker: Broker) -> LogRepair:
         write_checkpoints=broker.checkpoint_writer.write,
         forget_records=broker.pool.state_store.forget_records,
         view_horizon=broker.views.horizon_of,
+        erasure_end=broker.erasures.end_in,
     )
 
 
