@@ -9,7 +9,16 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tests.sim.runs import Seen, broken_rule, report
-from tests.sim.script import MOVE, REPAIRS, SHARED_CLEANS, VERSIONS, Script, make_script
+from tests.sim.script import (
+    ERASE,
+    FULL_DISK,
+    MOVE,
+    REPAIRS,
+    SHARED_CLEANS,
+    VERSIONS,
+    Script,
+    make_script,
+)
 
 # What the runs of a kind have for sure.
 KINDS: Final = (
@@ -19,6 +28,12 @@ KINDS: Final = (
     tuple(REPAIRS),
     (VERSIONS, "view"),
     ("delete records", "view", "alter"),
+    (FULL_DISK, "view", "fault"),
+    (ERASE, MOVE, "view", "lease"),
+    (*REPAIRS, ERASE, MOVE, "view"),
+    (FULL_DISK, ERASE, MOVE, *REPAIRS),
+    (VERSIONS, *REPAIRS, "view", "end at"),
+    (FULL_DISK, VERSIONS, MOVE, "view"),
 )
 SEEDS_AT_ONCE: Final = 10  # for one process: some seconds of work
 

@@ -6,11 +6,13 @@ before operations on files, for a time that its `Pace` draws; the loop goes on m
 seed gives the same order of operations, and so the same run.
 """
 
+import errno
 import functools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +23,8 @@ T = TypeVar("T")
 CALLS_MAX = 100_000  # of the file system in one life of a broker: more is an endless loop
 
 NAP_SECONDS_MIN = 0.1
+
+NEEDS_ROOM = frozenset({"create", "pwrite", "mkdir", "link", "rename"})  # operations on files
 
 
 class KilledError(BaseException):
@@ -255,6 +259,14 @@ class Fault:
     operation: str = ""
 
 
+@dataclass(frozen=True)
+class FullDisk:
+    """A share of the operations that need room fails for a time."""
+
+    until_ms: float
+    share: float
+
+
 @dataclass
 class CrashPoint:
     """The process ends instead of the `countdown`-th `operation` on a path that holds `part`."""
@@ -297,6 +309,7 @@ class SimulatedEnv(MemoryEnv):
         self.crash_point: CrashPoint | None = None
         self.calls = 0
         self._passed_ms = 0.0
+        self.full: FullDisk | None = None
 
     def kill(self) -> "SimulatedEnv":
         return self._later(super().kill())
@@ -306,8 +319,22 @@ class SimulatedEnv(MemoryEnv):
 
     def _later(self, after: MemoryEnv) -> "SimulatedEnv":
         assert isinstance(after, SimulatedEnv)
-        after._passed_ms = self._passed_ms
+        after._passed_ms, after.full = self._passed_ms, self.full
         return after
+
+    def fill_disk(self, seconds: float, share: float) -> None:
+        """For a time, a share of what needs room fails; what frees room does not."""
+        self.full = FullDisk(self._passed_ms + 1000 * seconds, share)
+
+    @contextmanager
+    def without_faults(self) -> Iterator[None]:
+        """Let the simulation itself use the files."""
+        fault, full = self.fault, self.full
+        self.fault = self.full = None
+        try:
+            yield
+        finally:
+            self.fault, self.full = fault, full
 
     def elapse(self, seconds: float) -> None:
         """Time goes on."""
@@ -338,9 +365,18 @@ class SimulatedEnv(MemoryEnv):
         was_dead = self._dead
         try:
             super()._step(operation, path)
+            self._check_room("create" if operation == "open" else operation, path)
         finally:
             if self._dead and not was_dead:
                 self.on_death()
+
+    def _check_room(self, operation: str, path: str) -> None:
+        full = self.full
+        if full is None or self._passed_ms >= full.until_ms or operation not in NEEDS_ROOM:
+            return
+        if self._rng.random() < full.share:
+            self.happened.append(Fault(errno.ENOSPC, NEEDS_ROOM, 0, path, operation))
+            raise OSError(errno.ENOSPC, "full", path)
 
     def _read(self, operation: str, path: str) -> None:
         super()._read(operation, path)

@@ -292,6 +292,8 @@ class Machine:
             how = "power"  # what the device lost shows only then
         self.world.env.crash_at = self.world.env.crash_point = self.world.env.fault = None
         self.world.env = self.world.env.crash() if how == "power" else self.world.env.kill()
+        if self.world.env.full is not None:
+            self.world.env.elapse(1.0)  # a start that fails is tried again later
         self.world.seen[f"ended: {how}"] += 1
         self.world.note(f"--- {how}; life {self._lives + 1}")
         if how == "power":
@@ -299,7 +301,8 @@ class Machine:
                 model.lost_power = True
         losses, self.world.losses = self.world.losses, ()
         if how != "stop":
-            lose_files(self.world, losses)
+            with self.world.env.without_faults():
+                lose_files(self.world, losses)
 
     # The script ---------------------------------------------------------------------------
 
@@ -362,7 +365,7 @@ class Machine:
 
     async def _settle(self) -> None:
         """Without further disturbance everything goes on by itself."""
-        self.world.env.crash_point = self.world.env.fault = None
+        self.world.env.crash_point = self.world.env.fault = self.world.env.full = None
         for name in list(self.world.models):
             await self._operations.end_transactions(name)
         await asyncio.sleep(SETTLE_SECONDS)

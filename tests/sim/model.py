@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from crc32c import crc32c
 
 from storage.format.batch import ControlType, Record, walk_headers
+from storage.format.filenames import LARGEST_OFFSET
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.model import TopicPartition
@@ -93,6 +94,7 @@ class PartitionModel:
     damaged: dict[int, int] = field(default_factory=dict)  # batches: base -> next offset
     unsure: set[int] = field(default_factory=set)  # last records of keys that are not compared
     cutting: int | None = None  # the offset of a truncation that is under way
+    lowest_cut: int = LARGEST_OFFSET  # offsets from here on were given again
     flushed: int = 0  # the recovery point before it
     deleting: bool = False
 
@@ -122,26 +124,26 @@ class PartitionModel:
 
     def cut(self, offset: int) -> None:
         """An operator truncated the log to an offset: a batch that it is in goes as a whole."""
+        self.lowest_cut = min(self.lowest_cut, offset)
         gone = [batch for batch in self.history if batch.header.next_offset > offset]
         for batch in gone:
             del self.history.batches[batch.base]
         self.pending.clear()
         self.cleaned = {item: how for item, how in self.cleaned.items() if item < offset}
         self.damaged = {base: end for base, end in self.damaged.items() if end <= offset}
-        has_markers = any(batch.header.is_control for batch in gone)
         keys = {record.key for batch in gone for record in batch.records}
         self.unsure |= {
             record.offset
             for batch in self.history
             for record in batch.records
-            if has_markers or record.key in keys
+            if record.key in keys
         }
 
     # After a start ------------------------------------------------------------------------
 
     def reopened(self, batches: Sequence[Batch], end: int) -> None:
         """The log was opened by another process, which read `batches` in it."""
-        self._take_in_pending(batches)
+        self.take_in_pending(batches)
         death, self.death = self.death, None
         if death is not None:
             lowest = death.recovery_point if self.lost_power else death.log_end_offset
@@ -165,7 +167,7 @@ class PartitionModel:
         inside = (batch.base for batch in self.history if batch.header.next_offset > offset)
         return min(offset, next(inside, offset))
 
-    def _take_in_pending(self, batches: Sequence[Batch]) -> None:
+    def take_in_pending(self, batches: Sequence[Batch]) -> None:
         """What was not acknowledged may be there."""
         for batch in batches:
             if batch.base in self.history.batches:

@@ -13,7 +13,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.remote_compaction import MANIFEST_NAME, OutputManifest, Purpose, encode_manifest
 from protocol.codec import RequestHeader
 from protocol.produce_codec import ProducedPartition
-from storage.errors import LogDirectoryError
+from storage.errors import LogDirectoryError, NoRoomError
 from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
@@ -91,9 +91,12 @@ class Operations:
             case "end at" | "end in swap":
                 self._world.env.crash_point = CrashPoint(*values["point"])
                 self._world.how, self._world.losses = values["how"], values["loses"]
+            case "full disk":
+                self._world.env.fill_disk(**values)
             case "fault":
-                number, operations = values["errno"], values["operations"]
-                self._world.env.fault = Fault(number, operations, values["countdown"])
+                self._world.env.fault = Fault(
+                    values["errno"], values["operations"], values["countdown"]
+                )
             case other:
                 raise AssertionError(other)
 
@@ -118,9 +121,14 @@ class Operations:
         retention = changes.get("delete.retention.ms")
         if retention is not None:  # in force some time from now on
             self._world.models[name].retention.append((self._world.env.wall_ms(), int(retention)))
-        await self._world.broker.metadata_service.alter(
-            name, lambda dynamic: {**dynamic, **changes}
-        )
+        try:
+            await self._world.broker.metadata_service.alter(
+                name, lambda dynamic: {**dynamic, **changes}
+            )
+        except NoRoomError:  # nothing was changed
+            if retention is not None:
+                self._world.models[name].retention.pop()
+            raise
 
     async def _replace(self, name: str, *, waits: bool, config: dict[str, str]) -> None:
         model = self._world.models.get(name)
@@ -261,6 +269,7 @@ class Operations:
         model, partition = self._world.models[name], self._world.served(name)
         if partition is None or model.is_damaged or model.deleting:
             return
+        self._world.env.full = None  # there has to be room for the markers
         while (pending := partition.log.producers.open_transaction()) is not None:
             now_ms, producer_id = self._world.env.wall_ms(), pending[0]
             producer = partition.log.producers.states.producer(producer_id)

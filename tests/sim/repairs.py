@@ -37,8 +37,7 @@ class Repairs:
             for fact, following in pairwise(facts)
             if following.base_offset <= log.recovery_point
         ]
-        fault, self._world.env.fault = self._world.env.fault, None
-        try:
+        with self._world.env.without_faults():
             targets = [
                 (base, position, header)
                 for base in flushed
@@ -51,8 +50,6 @@ class Repairs:
                 self._flip(path, at, bit % 8)
                 model.damaged[header.base_offset] = header.next_offset
                 self._world.has_rot = True
-        finally:
-            self._world.env.fault = fault
 
     def _plain_batches(self, path: str) -> list[tuple[int, BatchHeader]]:
         """Batches outside of transactions: the loss of a marker changes what others mean."""

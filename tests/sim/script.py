@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from storage.format.compression import GZIP, LZ4, NONE, ZSTD
-from tests.sim.interleaving import Pace
+from tests.sim.interleaving import NEEDS_ROOM, Pace
 
 KEYS: Final = [b"a", b"b", b"c", b"d"]
 OPERATIONS: Final = 30
@@ -27,12 +27,11 @@ PAUSES: Final = [0.0, 0.0, 0.01, 0.3, 1.0, 3.0]
 OFFSETS_GO_BACK: Final = "offsets go back"  # in a closed segment: its `.log` is damaged
 
 OPENS: Final = frozenset({"open", "open_folder", "listdir", "read_file"})
-WRITES: Final = frozenset({"pwrite", "mkdir", "link"})
 FAULTS: Final = [
     (errno.EMFILE, OPENS),
-    (errno.ENOSPC, WRITES),
+    (errno.ENOSPC, NEEDS_ROOM),
     (errno.EIO, frozenset({"pread", "read_file"})),
-    (errno.EIO, frozenset({"sync", "sync_dir", "pwrite"})),
+    (errno.EIO, frozenset({"sync", "sync_dir", "pwrite", "rename"})),
 ]
 # Where a process ends: on any operation, or between the steps of a swap, a roll or a publication.
 POINTS: Final = [
@@ -140,11 +139,12 @@ SPECIAL: Final = {  # of these a run has some
 }
 
 
-# Not drawn by itself: a run with moves has two data directories.
-MOVE: Final = "move"
+MOVE: Final = "move"  # a run with moves has two data directories
 ERASE: Final = "erase"
-# Bytes change, and operators repair logs. Not drawn by themselves either.
-REPAIRS: Final = {"rot": 3.0, "skip": 2.0, "truncate": 2.0}
+FULL_DISK: Final = "full disk"
+REPAIRS: Final = {"rot": 3.0, "skip": 2.0, "truncate": 2.0}  # bytes change; operators repair logs
+# Not drawn by themselves.
+REQUESTED: Final = {MOVE: 5.0, ERASE: 3.0, **REPAIRS, FULL_DISK: 2.0}
 # No operations: what is drawn stays the same.
 SHARED_CLEANS: Final = "shared cleans"
 VERSIONS: Final = "versions"
@@ -157,11 +157,7 @@ def make_script(
     rng = random.Random(f"script {seed}")
     chosen = [name for name in SPECIAL if rng.random() < 0.45 or name in has]
     weights = USUAL | {name: SPECIAL[name] for name in chosen}
-    if MOVE in has:
-        weights[MOVE] = 5.0
-    if ERASE in has:
-        weights[ERASE] = 3.0
-    weights |= {name: weight for name, weight in REPAIRS.items() if name in has}
+    weights |= {name: weight for name, weight in REQUESTED.items() if name in has}
     topics = ["t"] if rng.random() < 0.7 else ["t", "u"]
     fixed = {name.replace("_", "."): value for name, value in config.items()}
     steps = [Operation("create", name, {"config": _first_config(rng) | fixed}) for name in topics]
@@ -275,6 +271,8 @@ def _values(kind: str, rng: random.Random) -> dict[str, Any]:  # noqa: C901, PLR
             step = rng.choice([("unlink", ".log"), ("unlink", "index"), ("sync_dir", "/t-0")])
             point = (*step, rng.randint(1, 3))
             return {"point": point, "how": "kill", "loses": (".journal",)}
+        case "full disk":
+            return {"seconds": rng.choice([2.0, 10.0, 40.0]), "share": rng.choice([0.5, 1.0])}
         case "fault":
             number, operations = rng.choice(FAULTS)
             return {"errno": number, "operations": operations, "countdown": rng.randint(1, 12)}

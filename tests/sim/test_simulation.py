@@ -6,13 +6,14 @@ import pytest
 
 from tests.sim.machine import Machine
 from tests.sim.runs import Seen, run_seeds
-from tests.sim.script import ERASE, REPAIRS, SHARED_CLEANS, VERSIONS, make_script
+from tests.sim.script import ERASE, FULL_DISK, REPAIRS, SHARED_CLEANS, VERSIONS, make_script
 from tests.support.draws import seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
 SEEDS = seeds_of_tests("VARVE_SIM_SEEDS", few=50, many=50)
 MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=10, many=20)
 REPAIR_SEEDS = seeds_of_tests("VARVE_SIM_REPAIR_SEEDS", few=10, many=20)
+FULL_SEEDS = seeds_of_tests("VARVE_SIM_FULL_SEEDS", few=10, many=20)
 VERSION_SEEDS = seeds_of_tests("VARVE_SIM_VERSION_SEEDS", few=10, many=20)
 SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=10, many=20)
 ERASING_SEEDS = seeds_of_tests("VARVE_SIM_ERASING_SEEDS", few=20, many=20)
@@ -82,6 +83,13 @@ def test_views_go_by_timestamp_or_version_while_everything_else_happens(first: i
     seeds = range(first, min(first + CHUNK, VERSION_SEEDS.stop))
     seen = run_seeds(seeds, has=(VERSIONS, "view", "delete records", "end at"))
     assert seen["ranked views checked"] >= CHUNK
+
+
+@pytest.mark.parametrize("first", FULL_SEEDS[::CHUNK])
+def test_disks_are_full_for_a_while_as_everything_else_happens(first: int) -> None:
+    seeds = range(first, min(first + CHUNK, FULL_SEEDS.stop))
+    seen = run_seeds(seeds, has=(FULL_DISK, "view", "fault", "alter"))
+    assert seen["full disk"] >= CHUNK
 
 
 @pytest.mark.parametrize("seed", [3, 1855])
