@@ -190,7 +190,8 @@ class PartitionEraser:
         if end is None:
             end = served.log.log_end_offset
             await served.flush()  # no later record may get an offset below the end
-        directory, copies = served.log.directory, await self._copies_of(served)
+        directory, generation = served.log.directory, served.log.generation
+        copies = await self._copies_of(served)
         result = await self._search(_search_of(served, key, end, copies), progress)
         if progress.is_ended:
             return part
@@ -199,6 +200,9 @@ class PartitionEraser:
             return part
         if served.log.directory != directory:
             progress.wait("it was moved to another data directory during the search", 0.0)
+            return part
+        if served.log.generation != generation:
+            progress.wait("its log was truncated, repaired or configured during the search", 0.0)
             return part
         progress.found, progress.records, progress.cleans = result.found, result.records, 0
         if result.unreadable:

@@ -337,6 +337,16 @@ async def test_a_search_of_a_folder_that_the_replica_has_left_is_no_receipt() ->
             assert (await one(broker, erasure_id))["state"] == "open"
 
 
+async def test_a_search_of_a_log_that_was_truncated_meanwhile_is_no_receipt() -> None:
+    env = MemoryEnv(seed=5)
+    async with held_search(env) as (broker, searcher, erasure_id):
+        write(broker, "bob=1")
+        await log_repair_of(env, broker).truncate(partition_of(broker), 0, force=True)
+        searcher.gate.set()
+        await searcher.begun.wait()  # it is searched again
+        assert (await one(broker, erasure_id))["state"] == "open"
+
+
 async def test_a_search_during_which_a_copy_of_the_replica_was_begun_is_no_receipt() -> None:
     env = MemoryEnv(seed=5)
     async with held_search(env) as (broker, searcher, erasure_id):
