@@ -150,7 +150,8 @@ class PartitionModel:
             # A log that was truncated within a batch ends behind the last batch that it has.
             acknowledged = max((batch.header.next_offset for batch in self.history), default=0)
             lowest = min(lowest, acknowledged)
-            if self.cutting is not None and end < lowest:
+            # The process may have ended behind the cut, before the truncation returned.
+            if self.cutting is not None and end < acknowledged:
                 lowest = min(lowest, self._first_kept_end(self.cutting))
                 self.cut(max(end, self.cutting))
             if end < lowest:
