@@ -5,6 +5,7 @@ the table raise ProtocolError.
 """
 
 import struct
+from collections.abc import Generator
 from functools import cache
 from typing import TypeVar
 
@@ -15,8 +16,10 @@ from protocol.table_compiler import (
     SHORT_READ_ERRORS,
     Decoder,
     Encoder,
+    SlicedEncoder,
     compile_decoder,
     compile_encoder,
+    compile_sliced_encoder,
 )
 from protocol.tables.internal_records import INTERNAL_RECORDS
 
@@ -44,6 +47,13 @@ def encode(message: Message, version: int) -> bytes:
     return b"".join(parts)
 
 
+def encode_sliced(message: Message, version: int) -> Generator[None, None, bytes]:
+    """Like `encode`, with pauses."""
+    parts = [_VERSION.pack(version)]
+    yield from _sliced_encoder(type(message).__name__, version)(parts.append, message)
+    return b"".join(parts)
+
+
 def decode(kind: type[M], data: bytes) -> M | None:
     """Return the key or value, None if its version has no table. Raises ProtocolError."""
     version = read_version(data)
@@ -61,6 +71,13 @@ def decode(kind: type[M], data: bytes) -> M | None:
 def _decoder(name: str, version: int) -> Decoder:
     record: RecordSchema = _RECORDS[name]
     return compile_decoder(record.body, version, version in record.flexible)
+
+
+@cache
+def _sliced_encoder(name: str, version: int) -> SlicedEncoder:
+    record: RecordSchema = _RECORDS[name]
+    assert version in record.versions
+    return compile_sliced_encoder(record.body, version, version in record.flexible)
 
 
 @cache

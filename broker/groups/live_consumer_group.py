@@ -49,9 +49,8 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.consumer.reconciliation import reconciled
 from broker.groups.consumer.records import (
-    changes,
+    encode_changes,
     largest_record_bytes,
-    present_value,
     tombstones,
 )
 from broker.groups.live_classic_group import Clock, GroupStats, Timer
@@ -139,6 +138,8 @@ class LiveConsumerGroup:
         self._unwritten: dict[bytes, None] = dict.fromkeys(key for key, _ in replaced)
         self._appending: list[Collection[bytes]] = []
         self._append: asyncio.Future[ErrorCode] | None = None
+        self._encoding = asyncio.Lock()  # records are appended in the order of the changes
+        self._flushes: set[asyncio.Task[ErrorCode]] = set()
         self._assigning: asyncio.Task[None] | None = None
         # The topics of the group that exist, by name, when they were looked up, and for how long.
         self._topics: Mapping[str, TopicMetadata] = {}
@@ -276,9 +277,9 @@ class LiveConsumerGroup:
     async def _heartbeat(
         self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex], client: Hashable | None
     ) -> HeartbeatAnswer:
-        max_size = self._context.rules.max_size
+        max_size, turns = self._context.rules.max_size, Turns()
         updated, group = await self._update(
-            lambda group: state.update_member(group, request, regexes, max_size)
+            lambda group: state.update_member(group, request, regexes, max_size), turns
         )
         owned_before = updated.member.assigned.keys()
         self._change(group)
@@ -289,7 +290,9 @@ class LiveConsumerGroup:
         }
         self._stop(self._joins, request.member_id)  # of a member that was a classic one
         self._stop(self._syncs, request.member_id)
+        await turns.take()
         await self._assign(client)
+        await turns.take()
         member = self.group.members.get(request.member_id)
         if member is None or self.is_dead:  # it left while the targets were computed
             return HeartbeatAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -298,6 +301,7 @@ class LiveConsumerGroup:
             self._change(self.group.with_member(next_step))
         self._start_session(request.member_id)
         self._watch_revocation(next_step)
+        await turns.take()
         error = await self._flush()
         if error is not ErrorCode.NONE:
             return HeartbeatAnswer(error)
@@ -387,8 +391,9 @@ class LiveConsumerGroup:
     async def _join(
         self, request: JoinRequested, subscription: Subscription, client: Hashable | None
     ) -> JoinAnswer:
+        turns = Turns()
         updated, next_group = await self._update(
-            lambda group: classic_members.update_member(group, request, subscription)
+            lambda group: classic_members.update_member(group, request, subscription), turns
         )
         member_id, is_changed = updated.member.member_id, updated.is_changed
         owned = classic_members.owned_partitions(subscription, self._context.topics)
@@ -405,7 +410,9 @@ class LiveConsumerGroup:
             error = await asyncio.shield(append)
             return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
         self._change(next_group)
+        await turns.take()
         await self._assign(client)
+        await turns.take()
         current = self.group.members.get(member_id)
         if current is None or self.is_dead:  # it left while the targets were computed
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, member_id)
@@ -417,6 +424,7 @@ class LiveConsumerGroup:
         self._stop(self._joins, member_id)
         self._stop(self._syncs, member_id)
         self._start_rebalance_timer(self._syncs, next_step)
+        await turns.take()
         error = await self._flush()
         return self._joined(next_step) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
 
@@ -484,7 +492,7 @@ class LiveConsumerGroup:
         return LeaveAnswer(error, tuple(rows) if error is ErrorCode.NONE else ())
 
     async def _update(
-        self, update: Callable[[ConsumerGroup], state.MemberUpdate]
+        self, update: Callable[[ConsumerGroup], state.MemberUpdate], turns: Turns
     ) -> tuple[state.MemberUpdate, ConsumerGroup]:
         """Return an update of the present group, and its group with the epoch that it needs.
 
@@ -493,7 +501,6 @@ class LiveConsumerGroup:
         """
         topics: dict[str, TopicMetadata] = {}
         looked_up: set[str] = set()
-        turns = Turns()
         self._updates += 1
         try:
             while True:
@@ -509,9 +516,11 @@ class LiveConsumerGroup:
                     topic = self._context.topics.topic(name)
                     if topic is not None:
                         topics[name] = topic
+                topics = dict(sorted(topics.items()))
+                looked_up |= missing
+                await turns.take()
                 if self.is_dead:
                     raise MembershipError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "it is not served")
-                looked_up |= missing
         finally:
             self._updates -= 1
         self._topics, self._topics_checked_ms = topics, now_ms
@@ -581,7 +590,14 @@ class LiveConsumerGroup:
 
         COORDINATOR_NOT_AVAILABLE if an earlier one failed: this one contains only what came after.
         """
-        self._begin_append()
+        try:
+            async with self._encoding:
+                await self._begin_append()
+        except asyncio.CancelledError:
+            self._flush_soon()  # the client has left, but its change stays
+            raise
+        if self.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if self._append is None:
             return ErrorCode.NONE
         error = await asyncio.shield(self._append)
@@ -589,13 +605,27 @@ class LiveConsumerGroup:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return error
 
-    def _begin_append(self) -> None:
+    def _flush_soon(self) -> None:
+        """Append what has changed though no client waits for it."""
+        flush = asyncio.create_task(self._flush())
+        self._flushes.add(flush)
+        flush.add_done_callback(self._flushes.discard)
+
+    async def _begin_append(self) -> None:
+        """Begin to append what has changed until now.
+
+        It is encoded in turns. Meanwhile the group may change again, and may be deleted: no record
+        may follow its tombstones.
+        """
         group = self.group
         if group is self._written and not self._unwritten:
             return
-        records = {key: present_value(group, key) for key in self._unwritten}
-        records |= dict(changes(self._written, group))
-        self._written, self._unwritten = group, {}
+        records = await encode_changes(self._written, group, tuple(self._unwritten))
+        if self.is_dead:
+            return
+        self._written = group
+        # Those of an append that has failed meanwhile stay.
+        self._unwritten = dict.fromkeys(key for key in self._unwritten if key not in records)
         if not records:
             return
         keys = records.keys()
@@ -673,4 +703,4 @@ class LiveConsumerGroup:
             member=member_id,
         )
         if self._begin_removal([member_id]) is None:
-            self._begin_append()
+            self._flush_soon()

@@ -5,10 +5,11 @@ group again. Bytes are not trusted: whatever does not follow its format is a Pro
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+from broker.event_loop.loop_turns import Turns, run_in_turns
 from broker.groups.consumer.model import (
     Assignment,
     ClassicProtocol,
@@ -95,69 +96,78 @@ def decode_key(data: bytes) -> ConsumerKey | None:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def changes(before: ConsumerGroup, after: ConsumerGroup) -> list[LogRecord]:
-    """Return the records that lead from `before` to `after`; no record if nothing changed."""
+async def encode_changes(
+    before: ConsumerGroup, after: ConsumerGroup, keys: Iterable[bytes]
+) -> dict[bytes, bytes | None]:
+    """Return the records that lead from `before` to `after`, and those with these keys, in turns.
+
+    None deletes a record. Without keys, there is no record if nothing changed.
+    """
+    turns = Turns()
+    encoded: dict[bytes, bytes | None] = {}
+    for key in keys:
+        encoded[key] = await _encode(await _present_value(after, key, turns))
+        await turns.take()
+    async for key, value in _changes(before, after, turns):
+        encoded[key] = await _encode(value)
+        await turns.take()
+    return encoded
+
+
+async def _encode(value: Message | None) -> bytes | None:
+    if value is None:
+        return None
+    return await run_in_turns(record_codec.encode_sliced(value, VALUE_VERSION))
+
+
+async def _changes(
+    before: ConsumerGroup, after: ConsumerGroup, turns: Turns
+) -> AsyncIterator[tuple[bytes, Message | None]]:
     group_id = after.group_id
-    unused = before.regexes.keys() - after.regexes.keys()
-    records: list[LogRecord] = [(_regex_key(group_id, regex), None) for regex in unused]
+    for regex in before.regexes.keys() - after.regexes.keys():
+        yield _regex_key(group_id, regex), None
     for regex, resolved in after.regexes.items():
         if before.regexes.get(regex) != resolved:
-            records.append((_regex_key(group_id, regex), _regex_value(resolved)))
+            yield _regex_key(group_id, regex), _regex_value(resolved)
     for member_id in before.members.keys() - after.members.keys():
-        records.extend((key, None) for key in _member_keys(group_id, member_id))
+        for key in _member_keys(group_id, member_id):
+            yield key, None
     for member_id, member in after.members.items():
         old = before.members.get(member_id)
         if old is not member and (old is None or _described(old) != _described(member)):
-            key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
-            records.append(_record(MEMBER_KEY, key, _metadata(member)))
+            yield _member_key(group_id, member_id), _metadata(member)
     if (before.epoch, before.metadata_hash) != (after.epoch, after.metadata_hash):
-        group_key = ConsumerGroupMetadataKey(group_id=group_id)
-        records.append(_record(METADATA_KEY, group_key, _group_metadata(after)))
+        yield _group_key(group_id), _group_metadata(after)
     for member_id, target in after.targets.items():
         if before.targets.get(member_id) != target:
-            target_key = ConsumerGroupTargetAssignmentMemberKey(
-                group_id=group_id, member_id=member_id
-            )
-            records.append(_record(TARGET_KEY, target_key, _target(target)))
+            yield _target_key(group_id, member_id), await _target(target, turns)
     if before.assignment_epoch != after.assignment_epoch:
-        records.append(
-            _record(
-                TARGET_METADATA_KEY,
-                ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id),
-                _target_metadata(after),
-            )
-        )
+        yield _target_metadata_key(group_id), _target_metadata(after)
     for member_id, member in after.members.items():
         old = before.members.get(member_id)
         if old is not member and (old is None or _position(old) != _position(member)):
-            current_key = ConsumerGroupCurrentMemberAssignmentKey(
-                group_id=group_id, member_id=member_id
-            )
-            records.append(_record(CURRENT_KEY, current_key, _current(member)))
-    return records
+            yield _current_key(group_id, member_id), await _current(member, turns)
 
 
-def present_value(group: ConsumerGroup, key: bytes) -> bytes | None:
-    """Return the value of the record with this key for a group; None deletes the record."""
-    value: Message | None = None
+async def _present_value(group: ConsumerGroup, key: bytes, turns: Turns) -> Message | None:
     match decode_key(key):
         case ConsumerGroupMetadataKey():
-            value = _group_metadata(group)
+            return _group_metadata(group)
         case ConsumerGroupTargetAssignmentMetadataKey():
-            value = _target_metadata(group)
+            return _target_metadata(group)
         case ConsumerGroupMemberMetadataKey(member_id=member_id) if member_id in group.members:
-            value = _metadata(group.members[member_id])
+            return _metadata(group.members[member_id])
         case ConsumerGroupTargetAssignmentMemberKey(member_id=member_id) if (
             member_id in group.targets
         ):
-            value = _target(group.targets[member_id])
+            return await _target(group.targets[member_id], turns)
         case ConsumerGroupCurrentMemberAssignmentKey(member_id=member_id) if (
             member_id in group.members
         ):
-            value = _current(group.members[member_id])
+            return await _current(group.members[member_id], turns)
         case ConsumerGroupRegularExpressionKey(regular_expression=regex) if regex in group.regexes:
             return _regex_value(group.regexes[regex])
-    return None if value is None else record_codec.encode(value, VALUE_VERSION)
+    return None
 
 
 def largest_record_bytes(
@@ -203,26 +213,37 @@ def tombstones(group: ConsumerGroup) -> list[LogRecord]:
     keys = [_regex_key(group_id, regex) for regex in group.regexes]
     for member_id in group.members.keys() | group.targets.keys():
         keys.extend(_member_keys(group_id, member_id))
-    target_metadata = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
-    keys.append(record_codec.encode(target_metadata, TARGET_METADATA_KEY))
-    keys.append(record_codec.encode(ConsumerGroupMetadataKey(group_id=group_id), METADATA_KEY))
+    keys += [_target_metadata_key(group_id), _group_key(group_id)]
     return [(key, None) for key in keys]
 
 
-def _record(key_version: int, key: Message, value: Message) -> LogRecord:
-    return record_codec.encode(key, key_version), record_codec.encode(value, VALUE_VERSION)
+def _group_key(group_id: str) -> bytes:
+    return record_codec.encode(ConsumerGroupMetadataKey(group_id=group_id), METADATA_KEY)
+
+
+def _target_metadata_key(group_id: str) -> bytes:
+    key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
+    return record_codec.encode(key, TARGET_METADATA_KEY)
+
+
+def _member_key(group_id: str, member_id: str) -> bytes:
+    key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
+    return record_codec.encode(key, MEMBER_KEY)
+
+
+def _target_key(group_id: str, member_id: str) -> bytes:
+    key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
+    return record_codec.encode(key, TARGET_KEY)
+
+
+def _current_key(group_id: str, member_id: str) -> bytes:
+    key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id)
+    return record_codec.encode(key, CURRENT_KEY)
 
 
 def _member_keys(group_id: str, member_id: str) -> list[bytes]:
     """Return the keys of all records of a member, in the order in which they are deleted."""
-    current = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id)
-    target = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
-    metadata = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
-    return [
-        record_codec.encode(current, CURRENT_KEY),
-        record_codec.encode(target, TARGET_KEY),
-        record_codec.encode(metadata, MEMBER_KEY),
-    ]
+    return [make(group_id, member_id) for make in (_current_key, _target_key, _member_key)]
 
 
 def _described(member: ConsumerMember) -> tuple[object, ...]:
@@ -272,15 +293,15 @@ def _target_metadata(group: ConsumerGroup) -> ConsumerGroupTargetAssignmentMetad
     return ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=group.assignment_epoch)
 
 
-def _target(target: Assignment) -> ConsumerGroupTargetAssignmentMemberValue:
-    return ConsumerGroupTargetAssignmentMemberValue(
-        topic_partitions=[
+async def _target(target: Assignment, turns: Turns) -> ConsumerGroupTargetAssignmentMemberValue:
+    value = ConsumerGroupTargetAssignmentMemberValue()
+    async for topic_id, partitions in turns.over(by_topic(target).items()):
+        value.topic_partitions.append(
             ConsumerGroupTargetAssignmentMemberValueTopicPartition(
                 topic_id=topic_id, partitions=partitions
             )
-            for topic_id, partitions in by_topic(target).items()
-        ]
-    )
+        )
+    return value
 
 
 def _position(member: ConsumerMember) -> tuple[object, ...]:
@@ -294,37 +315,40 @@ def _position(member: ConsumerMember) -> tuple[object, ...]:
     )
 
 
-def _current(member: ConsumerMember) -> ConsumerGroupCurrentMemberAssignmentValue:
+async def _current(
+    member: ConsumerMember, turns: Turns
+) -> ConsumerGroupCurrentMemberAssignmentValue:
     assigned, pending = member.assigned, member.pending_revocation
-    return ConsumerGroupCurrentMemberAssignmentValue(
+    value = ConsumerGroupCurrentMemberAssignmentValue(
         member_epoch=member.epoch,
         previous_member_epoch=member.previous_epoch,
         state=member.state,
-        assigned_partitions=[
+    )
+    async for topic_id, partitions in turns.over(by_topic(assigned).items()):
+        value.assigned_partitions.append(
             ConsumerGroupCurrentMemberAssignmentValueTopicPartition(
                 topic_id=topic_id,
                 partitions=partitions,
                 assignment_epochs=[assigned[topic_id, index] for index in partitions],
             )
-            for topic_id, partitions in by_topic(assigned).items()
-        ],
-        partitions_pending_revocation=[
+        )
+    async for topic_id, partitions in turns.over(by_topic(pending).items()):
+        value.partitions_pending_revocation.append(
             ConsumerGroupCurrentMemberAssignmentValuePendingPartition(
                 topic_id=topic_id,
                 partitions=partitions,
                 assignment_epochs=[pending[topic_id, index] for index in partitions],
             )
-            for topic_id, partitions in by_topic(pending).items()
-        ],
-    )
+        )
+    return value
 
 
 def by_topic(partitions: Iterable[PartitionId]) -> dict[bytes, list[int]]:
     """Return the partition indexes of each topic id, in order."""
     topics: dict[bytes, list[int]] = defaultdict(list)
-    for topic_id, index in sorted(partitions):
+    for topic_id, index in partitions:
         topics[topic_id].append(index)
-    return topics
+    return {topic_id: sorted(topics[topic_id]) for topic_id in sorted(topics)}
 
 
 def _regex_key(group_id: str, regex: str) -> bytes:
@@ -332,11 +356,10 @@ def _regex_key(group_id: str, regex: str) -> bytes:
     return record_codec.encode(key, REGEX_KEY)
 
 
-def _regex_value(resolved: ResolvedRegex) -> bytes:
-    value = ConsumerGroupRegularExpressionValue(
+def _regex_value(resolved: ResolvedRegex) -> ConsumerGroupRegularExpressionValue:
+    return ConsumerGroupRegularExpressionValue(
         topics=sorted(resolved.topics), version=NO_METADATA_VERSION, timestamp=resolved.resolved_ms
     )
-    return record_codec.encode(value, VALUE_VERSION)
 
 
 # Reading ------------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ def with_next_epoch(
 ) -> ConsumerGroup:
     """Return the group with the next epoch if it or a subscribed topic has changed.
 
-    `topics` are those of its topics that exist, by name, and perhaps others.
+    `topics` are those of its topics that exist, and perhaps others, sorted by name.
     """
     current = metadata_hash(group, topics)
     if current == group.metadata_hash and not is_changed:
@@ -264,7 +264,7 @@ def _subscribed(
     group: ConsumerGroup, topics: Mapping[str, TopicMetadata]
 ) -> dict[str, TopicMetadata]:
     names = group.all_topics()
-    return {name: topics[name] for name in sorted(name for name in topics if name in names)}
+    return {name: topic for name, topic in topics.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ async def consumer_group_heartbeat(
                 ConsumerGroupHeartbeatResponseTopicPartition(
                     topic_id=topic_id, partitions=partitions
                 )
-                for topic_id, partitions in by_topic(answer.assignment).items()
+                async for topic_id, partitions in Turns().over(by_topic(answer.assignment).items())
             ]
         )
     return response

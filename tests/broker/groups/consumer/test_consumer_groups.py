@@ -4,7 +4,7 @@ import asyncio
 import errno
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import pytest
@@ -27,8 +27,8 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.consumer.records import (
     ConsumerGroupLoader,
-    changes,
     decode_key,
+    encode_changes,
     largest_record_bytes,
 )
 from broker.groups.consumer.state import (
@@ -37,13 +37,18 @@ from broker.groups.consumer.state import (
     assignment_task,
     preferred_assignor,
 )
-from broker.groups.live_consumer_group import NAMES_PER_CHECK
+from broker.groups.live_consumer_group import NAMES_PER_CHECK, LiveConsumerGroup
 from broker.groups.offsets.offset_records import committed_offset
-from broker.topics.internal_topic import LogRecord, decode_batches
+from broker.topics.internal_topic import decode_batches
 from broker.topics.producer_ids import Producer
 from protocol import record_codec
 from protocol.errors import ErrorCode
-from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
+from protocol.messages import (
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+)
+from protocol.table_compiler import ELEMENTS_PER_SLICE
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format.batch import HEADER_BYTES
 from tests.support.broker.groups.consumer_group_world import (
@@ -54,6 +59,7 @@ from tests.support.broker.groups.consumer_group_world import (
     group,
 )
 from tests.support.broker.groups.group_world import KEY, World
+from tests.support.clocks.virtual_clock import settle
 from tests.support.draws import cases
 
 SESSION_MS = 45_000
@@ -358,11 +364,13 @@ async def test_the_work_of_a_heartbeat_does_not_grow_with_the_appends_that_faile
     await converge(*clients)
     compared: list[ConsumerGroup] = []
 
-    def counted(before: ConsumerGroup, after: ConsumerGroup) -> list[LogRecord]:
+    async def counted(
+        before: ConsumerGroup, after: ConsumerGroup, keys: Sequence[bytes]
+    ) -> Mapping[bytes, bytes | None]:
         compared.append(before)
-        return changes(before, after)
+        return await encode_changes(before, after, keys)
 
-    monkeypatch.setattr(live_consumer_group, "changes", counted)
+    monkeypatch.setattr(live_consumer_group, "encode_changes", counted)
     world.log.error = NoRoomError(OSError(errno.ENOSPC, "full"), "/d")
     await clients.pop().leave()
     for _ in range(50):
@@ -376,8 +384,9 @@ async def test_the_work_of_a_heartbeat_does_not_grow_with_the_appends_that_faile
     assert group(world) == before
 
 
-async def test_an_answer_needs_the_appends_before_its_own() -> None:
+async def test_an_answer_needs_the_appends_before_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large append may find no room where the small one after it does."""
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: 0.0)  # no turn ends
     world, _ = make_world(orders=6, more=2)
     first, second = Client(world, "a"), Client(world, "b", topics=frozenset({"more"}))
     await converge(first)
@@ -650,9 +659,10 @@ async def test_no_record_is_larger_than_the_subscription_was_estimated(seed: int
         after = group(world)
         member = after.members[client.member_id]
         bound = largest_record_bytes(ConsumerGroup("g"), after, member, topics.existing())
+        records = await encode_changes(ConsumerGroup("g"), after, ())
         of_member = [
             HEADER_BYTES + len(key) + len(value or b"")
-            for key, value in changes(ConsumerGroup("g"), after)
+            for key, value in records.items()
             if client.member_id.encode() in key
         ]
         assert max(of_member) <= bound
@@ -706,6 +716,79 @@ async def test_a_group_is_served_while_the_topics_of_its_first_member_are_looked
     assert not join.done()
     assert (await join).error is ErrorCode.NONE
     assert group(world).members.keys() == {"a"}
+
+
+async def begin_encoding(world: World, client: Client) -> "asyncio.Task[HeartbeatAnswer]":
+    """Begin a heartbeat whose records are being encoded when this returns."""
+    live = world.coordinator._served.get("g")
+    assert isinstance(live, LiveConsumerGroup)
+    heartbeat = asyncio.ensure_future(client.heartbeat())
+    while not live._encoding.locked():
+        assert not heartbeat.done()
+        await asyncio.sleep(0)
+    return heartbeat
+
+
+async def test_records_are_encoded_in_turns_and_appended_in_the_order_of_the_changes(
+    every_turn_is_over: None,
+) -> None:
+    world, _ = make_world(orders=2)
+    first = Client(world, "a")
+    await converge(first)
+    world.log.appends.clear()
+    subscription = names(0, 5 * ELEMENTS_PER_SLICE) | {"orders"}
+    large = await begin_encoding(world, Client(world, "b", topics=subscription))
+    small = asyncio.ensure_future(Client(world, "c").heartbeat())
+    turns = 0
+    while not world.log.appends:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 5
+    assert [(await each).error for each in (large, small)] == [ErrorCode.NONE] * 2
+    members = [
+        key.member_id
+        for records in world.log.appends
+        for data, _ in records
+        if isinstance(key := decode_key(data), ConsumerGroupMemberMetadataKey)
+    ]
+    assert members == ["b", "c"]
+    before = group(world)
+    world.restart()
+    assert group(world) == before
+
+
+async def test_no_record_follows_the_tombstones_of_a_group_that_is_deleted_while_one_is_encoded(
+    every_turn_is_over: None,
+) -> None:
+    world, _ = make_world(orders=2)
+    await converge(Client(world, "a"))
+    join = await begin_encoding(world, Client(world, "b"))
+    live = world.coordinator._served.get("g")
+    assert live is not None
+    live.begin_deletion()
+    records = records_of(world)
+    assert (await join).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert records_of(world) == records
+    live.fail_deletion()
+    assert (await Client(world, "c").heartbeat()).error is ErrorCode.NONE
+    before = group(world)
+    world.restart()
+    assert group(world) == before
+
+
+async def test_the_change_of_a_client_that_leaves_while_its_records_are_encoded_is_appended(
+    every_turn_is_over: None,
+) -> None:
+    world, _ = make_world(orders=2)
+    await converge(Client(world, "a"))
+    join = await begin_encoding(world, Client(world, "b"))
+    join.cancel()
+    await asyncio.wait([join])
+    await settle()
+    before = group(world)
+    assert "b" in before.members
+    world.restart()
+    assert group(world) == before
 
 
 async def test_a_member_does_not_join_a_group_that_is_deleted_while_topics_are_looked_up(

@@ -31,7 +31,7 @@ class FakeTopics:
         return list(self.counts)
 
     def existing(self) -> dict[str, TopicMetadata]:
-        return {n: topic for n in self.counts if (topic := self.topic(n)) is not None}
+        return {n: topic for n in sorted(self.counts) if (topic := self.topic(n)) is not None}
 
     def id_of(self, name: str) -> bytes:
         return name.encode().ljust(16, b"\0")
