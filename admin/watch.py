@@ -62,7 +62,7 @@ def watched(function: Callable[P, None]) -> Callable[P, None]:
         is_flag=False,
         flag_value=SECONDS,
         metavar="[SECONDS]",
-        help=f"Show it again every SECONDS, or every {SECONDS:g} s, until Ctrl-C.",
+        help=f"Repeat the command every SECONDS (by default {SECONDS:g}), until Ctrl-C.",
     )
     @wraps(function)
     def run(*args: Any, every: float | None, **options: Any) -> None:

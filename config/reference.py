@@ -30,11 +30,12 @@ Flags of `varve serve` override the file: `--listen` overrides `listeners`, `--d
 `log_dirs`, `--advertise` and `--http` override the settings of the same name. `varve check-config
 FILE` reports each error of a file with its line and setting, and starts no broker.
 
-The broker creates the topics of the file at its start. The file never makes it delete a topic or
-partitions. If the broker starts without the file, or the file no longer names a topic, the topic
-lacks the `cleanup.policy` and `retention.ms` of the file. If the built-in defaults would delete
-records that these kept, the broker logs a warning, and neither cleans nor expires the topic until
-the file names it again, or somebody sets the missing config or a new `cleanup.policy`.
+The broker creates the topics of the file at its start. It never deletes a topic or a partition
+because of the file. If the broker starts without the file, or the file no longer names a topic, the
+topic lacks the `cleanup.policy` and `retention.ms` of the file. If the built-in defaults would
+delete records that those two kept, the broker logs a warning. It then neither cleans nor expires
+the topic until the file names it again, or somebody sets the missing config or a new
+`cleanup.policy`.
 
 ## Settings file
 
@@ -58,10 +59,10 @@ or quiet topic never shrinks: the cleaner compacts closed segments only, and a s
 7 days stays open for a long time.
 
 - `segment.bytes` is 64 MiB (or `max.message.bytes`, if that is larger).
-- `max.compaction.lag.ms` is one day after `min.compaction.lag.ms`. After this time the cleaner
+- `max.compaction.lag.ms` is one day more than `min.compaction.lag.ms`. After this time the cleaner
   rolls the active segment and cleans the partition, however little was written. One day limits
   the cost: the cleaner rewrites a partition at most once a day for this reason (6 MB/s for 500 GB).
-  It is also the default of `delete.retention.ms`.
+  One day is also the default of `delete.retention.ms`.
 
 DescribeConfigs shows both as built-in defaults. Set the configs to use other values.
 

@@ -163,7 +163,7 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
     help="Estimate with this varve.compaction.slack instead of the topic's.",
 )
 @click.option("--groups", is_flag=True, help="List every segment group, not only the sums.")
-@click.option("--survival", is_flag=True, help="Show which share of records is alive, by age.")
+@click.option("--survival", is_flag=True, help="Show the share of live records by age.")
 @api_command
 def estimate(
     client: ApiClient,
@@ -178,11 +178,11 @@ def estimate(
     """Estimate what the next clean of a partition reads, writes and frees, and how long it takes.
 
     The figures come from earlier cleans; the command reads no records. For segments that no clean
-    has read, it assumes that the same share is alive as survived earlier cleans of new data.
+    has read, it assumes the share of new data that survived earlier cleans.
 
     The tables compare other values of varve.compaction.slack and min.cleanable.dirty.ratio; *
     marks the value in effect. For a dirty ratio, LOG UP TO is the largest size of the log, CLEAN
-    EVERY what clients write between two cleans, and READS and WRITES the bytes of one clean.
+    EVERY how much clients write between two cleans, and READS and WRITES the bytes of one clean.
     """
 
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:

@@ -36,7 +36,7 @@ def _milliseconds(_context: click.Context, _parameter: click.Parameter, text: st
 @click.command(short_help="Erase a key from all files of a topic, by a deadline.")
 @click.argument("topic")
 @click.option("--key", metavar="TEXT",
-              help="Key to erase. Other users see it in the list of processes.")  # fmt: skip
+              help="Key to erase. Other local users see it in the process list.")  # fmt: skip
 @click.option("--key-base64", metavar="BASE64", help="Key to erase, in base64, if it is not UTF-8.")
 @click.option("--key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Read the key from a file, without its last newline.")  # fmt: skip
@@ -46,7 +46,7 @@ def _milliseconds(_context: click.Context, _parameter: click.Parameter, text: st
 @click.option("--by", "within_ms", default="24h", show_default=True, callback=_milliseconds,
               metavar="TIME", help="Deadline, counted from now, such as 30min or 7d.")  # fmt: skip
 @click.option("--wait", is_flag=True, help="Wait for the receipt.")
-@click.option("--status", is_flag=True, help="Show erasures of the topic, of one key if given.")
+@click.option("--status", is_flag=True, help="Show the erasures of the topic, or of one key.")
 @click.option("--cancel", "cancelled", metavar="ID", help="Cancel the erasure ID.")
 @click.option("--timeout", type=seconds_type, cls=RangelessOption, metavar="SECONDS",
               show_default="until the deadline", help=TIMEOUT_HELP)  # fmt: skip

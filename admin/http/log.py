@@ -70,7 +70,7 @@ def directory_lines(rows: Sequence[Json]) -> list[str]:
 @log_group.command(short_help="Read a log and name every damaged range.")
 @optional_partition_arguments
 @click.option("--from-offset", type=offset_type, cls=RangelessOption, metavar="OFFSET",
-              help="First offset to verify; default: that of the log.")  # fmt: skip
+              help="First offset to verify; default: the start of the log.")  # fmt: skip
 @api_command
 def verify(
     client: ApiClient, topic: str, partition: int | None, from_offset: int | None, as_json: bool

@@ -182,7 +182,7 @@ def reset_offsets(
     dry_run: bool,
     bootstrap: str,
 ) -> None:
-    """Commit other offsets of TOPIC for GROUP, whose members have to be stopped.
+    """Commit other offsets of TOPIC for GROUP. Stop its members first.
 
     An offset beyond the log's end, or before its start, becomes the end or the start. For example,
     to read the records since a time again:

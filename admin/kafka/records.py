@@ -72,7 +72,7 @@ def produce(
 
     printf 'device-1\\ton\\n' | varve produce devices
 
-    If the connection breaks, the command sends the records in transfer again, some perhaps twice.
+    If the connection breaks, the command sends unacknowledged records again, some perhaps twice.
     """
     from confluent_kafka import KafkaError, Producer
     from confluent_kafka.admin import AdminClient

@@ -113,7 +113,7 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "The maximum time that a record stays uncompacted, from its timestamp or its append to "
         "this log, whichever is later. After it, the cleaner rolls the active segment and cleans "
         "the partition whatever its dirty ratio. Built-in default of a compacted topic: one day "
-        "after min.compaction.lag.ms.",
+        "more than min.compaction.lag.ms.",
         compact_default=str(DAY_MS),
         minimum=1,
         unit="ms",
@@ -144,7 +144,8 @@ def _retention_keys() -> Iterator[TopicKey]:
         "log.retention.bytes",
         ValueKind.LONG,
         "-1",
-        "With `delete`: delete the oldest segments while the partition is larger; -1 for never.",
+        "With `delete`: delete the oldest segments while the partition is larger than this; "
+        "-1 for never.",
         unit="bytes",
     )
     yield TopicKey(

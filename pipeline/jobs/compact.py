@@ -271,8 +271,8 @@ def command(
 ) -> None:
     """Compact TOPIC outside the broker, in local processes or on Spark.
 
-    The broker leases its closed segments, checks the output and publishes it. Its own cleaner skips
-    these partitions meanwhile. Producers and consumers are not affected.
+    The broker leases the closed segments to the job, checks the output and publishes it. The
+    broker's cleaner skips these partitions meanwhile. Producers and consumers are not affected.
     """
     purpose = Purpose.READ if dry_run else Purpose.COMPACT
     roll = not (no_roll or dry_run)

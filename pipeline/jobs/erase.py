@@ -352,7 +352,7 @@ class Eraser:
               help="Column of the table.")  # fmt: skip
 @click.option("--key-file", metavar="FILE", help="File with one key per line, instead of a table.")
 @click.option("--key-encoding", type=click.Choice(ENCODINGS), default="utf8", show_default=True,
-              help="Encoding of these lines.")  # fmt: skip
+              help="Encoding of the keys in --key-file.")  # fmt: skip
 @click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt to this file.")
 @click.option("--data", metavar="DIR", help="The broker's data directory: also scan its files.")
 @click.option("--timeout", cls=RangelessOption, type=click.FloatRange(0), default=TIMEOUT_SECONDS,

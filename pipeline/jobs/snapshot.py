@@ -153,7 +153,7 @@ def _parse_as_of(
     help="Time such as 2026-05-01T12:00:00Z, or ms since 1970.",
 )
 @click.option(
-    "--nearest", is_flag=True, help="If that state was compacted, use the earliest later one."
+    "--nearest", is_flag=True, help="If that state is incomplete, use the next complete one."
 )
 @click.option(
     "--all-records",

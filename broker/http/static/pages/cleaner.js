@@ -65,7 +65,7 @@ function Gauge({ label, speed, limit }) {
 }
 
 function Workers({ workers, enabled }) {
-  if (!enabled) return html`<${Empty} title="The cleaner is switched off">Set cleaner.enabled to true and reload.<//>`;
+  if (!enabled) return html`<${Empty} title="The cleaner is switched off">Set cleaner.enabled to true and restart the broker.<//>`;
   if (!workers.length) return html`<${Empty} title="No worker runs yet">Workers start within seconds of the broker.<//>`;
   return html`<ul class="workers">
     ${workers.map((worker) => {
