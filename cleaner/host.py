@@ -95,7 +95,7 @@ class JobInputs:
 
     hash_key: bytes  # 16 bytes, of the data directory
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
-    aborted: tuple[TxnIndexEntry, ...] = ()  # aborted transactions that overlap the job's segments
+    aborted: Sequence[TxnIndexEntry] = ()  # aborted transactions that overlap the job's segments
 
 
 class PublishOutcome(Enum):

@@ -6,6 +6,7 @@ the job's output folder, and never renames or deletes a source. Only the broker 
 (storage/swap/swap_journal.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -91,7 +92,7 @@ class CleanJob:
     compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset or -1)
     # Aborted transactions that overlap the groups, in the order of their markers.
-    aborted: tuple[TxnIndexEntry, ...] = ()
+    aborted: Sequence[TxnIndexEntry] = ()
     expired_only: bool = False
     view: ViewRules | None = None  # for a compacted view
     # The log is clean below this offset with respect to all older records; None: below the first

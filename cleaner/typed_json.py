@@ -9,6 +9,7 @@ Rules
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -32,7 +33,7 @@ def to_json(value: Any) -> object:
         return value.value
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, tuple | list):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
@@ -71,6 +72,8 @@ def _read(kind: Any, value: object, where: str) -> Any:
             return None
         (member,) = (item for item in inner if item is not NoneType)
         return _read(member, value, where)
+    if origin is Sequence:
+        return _read_tuple((inner[0], ...), value, where)
     if origin is tuple:
         return _read_tuple(inner, value, where)
     if origin is list:

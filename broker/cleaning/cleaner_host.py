@@ -188,7 +188,7 @@ class BrokerCleanerHost:
         return JobInputs(
             self.hash_key(),
             tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
-            tuple(served.log.reader.aborted_transactions(first, end)),
+            served.log.reader.aborted_transactions(first, end),
         )
 
     @contextmanager

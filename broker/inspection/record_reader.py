@@ -8,7 +8,7 @@ Rules
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Final
 
@@ -55,7 +55,7 @@ class RecordReader:
         deadline = float("inf")
         scan = Scan(page, request, lambda: self._clock() >= deadline)
 
-        def read(in_place: bool) -> tuple[FetchSlice, list[TxnIndexEntry]]:
+        def read(in_place: bool) -> tuple[FetchSlice, Sequence[TxnIndexEntry]]:
             # The log is another one after a move to another data directory.
             reader = partition.log.reader if view is None else view
             return _read(reader, page.next_offset, request.end_offset, in_place=in_place)
@@ -91,14 +91,14 @@ class RecordReader:
 
 def _read(
     reader: LogReader | ViewCursor, offset: int, end_offset: int, *, in_place: bool
-) -> tuple[FetchSlice, list[TxnIndexEntry]]:
+) -> tuple[FetchSlice, Sequence[TxnIndexEntry]]:
     found = reader.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
     if not found.length:
         return found, []
     return found, reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
 
-def _step(scan: Scan, found: FetchSlice, entries: list[TxnIndexEntry]) -> None:
+def _step(scan: Scan, found: FetchSlice, entries: Sequence[TxnIndexEntry]) -> None:
     scan.add(found.read(), _by_producer(entries))
 
 
@@ -110,7 +110,7 @@ def _gap(log: Log, offset: int, reason: str) -> Gap:
     return Gap(offset, None, reason)
 
 
-def _by_producer(entries: list[TxnIndexEntry]) -> Aborted:
+def _by_producer(entries: Sequence[TxnIndexEntry]) -> Aborted:
     aborted: dict[int, list[tuple[int, int]]] = {}
     for entry in entries:
         aborted.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))

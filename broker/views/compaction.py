@@ -19,7 +19,7 @@ Rules
 
 import os.path
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -115,7 +115,7 @@ class _ViewCompaction:
     directory: str
     staged: list[Source]
     sources: tuple[SegmentFacts, ...]
-    aborted: tuple[TxnIndexEntry, ...]  # of the section, as the sources have them
+    aborted: Sequence[TxnIndexEntry]  # of the section, as the sources have them
     crcs: dict[int, int]  # known CRCs of log files, by base offset
     log_start_offset: int  # drops records below it; 0 with a ledger
     deleted: DeletedKeys | None
@@ -327,9 +327,7 @@ class ViewCompactor:
             staged=staged,
             sources=joined(sources, section),
             # Now: the cleaner may remove the records and then their markers from the log.
-            aborted=tuple(
-                log.reader.aborted_transactions(section.first_dirty_offset, section.horizon)
-            ),
+            aborted=log.reader.aborted_transactions(section.first_dirty_offset, section.horizon),
             crcs=crcs,
             log_start_offset=section.first_dirty_offset if previous is None else 0,
             deleted=deleted,

@@ -74,7 +74,7 @@ class ViewRound:
     log_start_offset: int
     now_ms: int
     hash_key: bytes
-    aborted: tuple[TxnIndexEntry, ...]
+    aborted: Sequence[TxnIndexEntry]
     deleted_keys: CleanedFile | None  # from earlier compactions, in this one's folder
     clock_trusted: bool  # False: no deleted key expires
 

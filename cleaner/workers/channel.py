@@ -45,7 +45,7 @@ from cleaner.verification import (
     SegmentCheck,
     VerifyReport,
 )
-from storage.format.txn_index import TxnIndexEntry
+from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.model import TopicPartition
 from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
@@ -110,7 +110,7 @@ class EndParts:
 class JobPart:
     """To the worker: some aborted transactions of the job that follows."""
 
-    aborted: tuple[TxnIndexEntry, ...]
+    aborted: TxnIndexEntries
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +270,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         FoundFile,
         UnreadableFile,
         FileState,
+        TxnIndexEntries,
         TxnIndexEntry,
         TopicPartition,
         CleanedSegment,
@@ -302,7 +303,7 @@ def encode_in_parts(message: Message) -> Iterator[bytes]:
         aborted = message.job.aborted
         last = encode(replace(message, job=replace(message.job, aborted=())))
         for first in range(0, len(aborted), ROWS_PER_PART):
-            yield encode(JobPart(aborted[first : first + ROWS_PER_PART]))
+            yield encode(JobPart(TxnIndexEntries(aborted[first : first + ROWS_PER_PART])))
         yield last
     else:
         yield encode(message)
@@ -310,7 +311,7 @@ def encode_in_parts(message: Message) -> Iterator[bytes]:
 
 def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
     """Yield the messages of frames; the inverse of `encode_in_parts`."""
-    aborted: list[tuple[TxnIndexEntry, ...]] = []
+    aborted: list[TxnIndexEntries] = []
     for frame in frames:
         if isinstance(frame, JobPart):
             aborted.append(frame.aborted)

@@ -10,15 +10,20 @@ and last stable offset, int64 each, big-endian.
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from storage.format.index import CorruptIndexError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ENTRY_VERSION: Final = 0
 _ENTRY: Final = struct.Struct(">hqqqq")
 ENTRY_BYTES: Final = _ENTRY.size
+_OFFSET: Final = struct.Struct(">q")
+_LAST_OFFSET_AT: Final = 18  # in an entry
+_LAST_STABLE_AT: Final = 26
 
 
 class TxnIndexEntry(NamedTuple):
@@ -35,45 +40,127 @@ def encode_entries(entries: Iterable[TxnIndexEntry]) -> bytes:
     return b"".join(_ENTRY.pack(ENTRY_VERSION, *entry) for entry in entries)
 
 
-def decode_entries(raw: bytes, path: str = "") -> list[TxnIndexEntry]:
+class TxnIndexEntries(Sequence[TxnIndexEntry]):
+    """Entries as the bytes of their file.
+
+    A log may have millions. As objects they take seven times as much memory, and each collection of
+    garbage visits all of them.
+    """
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, entries: Iterable[TxnIndexEntry] = ()) -> None:
+        self._rows = bytearray(encode_entries(entries)) if entries else bytearray()
+
+    def __len__(self) -> int:
+        return len(self._rows) // ENTRY_BYTES
+
+    def __iter__(self) -> Iterator[TxnIndexEntry]:
+        for _, *fields in _ENTRY.iter_unpack(bytes(self._rows)):
+            yield TxnIndexEntry._make(fields)
+
+    @overload
+    def __getitem__(self, index: int) -> TxnIndexEntry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "TxnIndexEntries": ...
+
+    def __getitem__(self, index: int | slice) -> "TxnIndexEntry | TxnIndexEntries":
+        if isinstance(index, int):
+            row = range(len(self))[index]
+            _, *fields = _ENTRY.unpack_from(self._rows, row * ENTRY_BYTES)
+            return TxnIndexEntry._make(fields)
+        first, end, step = index.indices(len(self))
+        assert step == 1, step
+        return self._of(self._rows[first * ENTRY_BYTES : max(first, end) * ENTRY_BYTES])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def append(self, entry: TxnIndexEntry) -> None:
+        """Add an entry at the end."""
+        self._rows += encode_entries((entry,))
+
+    def extend(self, entries: "TxnIndexEntries") -> None:
+        """Add the entries of another index."""
+        self._rows += entries._rows
+
+    def last_offset(self, row: int) -> int:
+        """Return the offset of the marker of one entry."""
+        offset: int = _OFFSET.unpack_from(self._rows, row * ENTRY_BYTES + _LAST_OFFSET_AT)[0]
+        return offset
+
+    def last_stable_offset(self, row: int) -> int:
+        """Return the last stable offset of one entry."""
+        offset: int = _OFFSET.unpack_from(self._rows, row * ENTRY_BYTES + _LAST_STABLE_AT)[0]
+        return offset
+
+    def begun_before(self, end: int, rows: range) -> "TxnIndexEntries":
+        """Return the entries, of some rows, of transactions that began before an offset."""
+        if not rows:
+            return TxnIndexEntries()
+        entries = _as_array(self._rows)[rows.start : rows.stop]
+        return self._of(bytearray(entries[entries["first_offset"] < end].tobytes()))
+
+    @classmethod
+    def decode(cls, raw: bytes, path: str) -> "TxnIndexEntries":
+        """See `decode_entries`."""
+        if len(raw) % ENTRY_BYTES:
+            raise CorruptIndexError(path, f"{len(raw)} bytes are not a whole number of entries")
+        previous = -1
+        for version, *fields in _ENTRY.iter_unpack(raw):
+            _, first_offset, last_offset, _ = fields
+            if version != ENTRY_VERSION:
+                raise CorruptIndexError(path, f"entry of version {version}")
+            if not 0 <= first_offset <= last_offset or last_offset <= previous:
+                raise CorruptIndexError(path, f"impossible {TxnIndexEntry._make(fields)}")
+            previous = last_offset
+        return cls._of(bytearray(raw))
+
+    @classmethod
+    def _of(cls, rows: bytearray) -> "TxnIndexEntries":
+        entries = cls()
+        entries._rows = rows
+        return entries
+
+
+def _as_array(raw: bytearray) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+    import numpy as np  # not loaded by commands that only import this module
+
+    layout = [("version", ">i2"), *((name, ">i8") for name in TxnIndexEntry._fields)]
+    return np.frombuffer(raw, dtype=np.dtype(layout))
+
+
+def decode_entries(raw: bytes, path: str = "") -> TxnIndexEntries:
     """Read a whole `.txnindex`.
 
     Raises CorruptIndexError for a torn entry, another version, markers that do not increase, or a
     transaction that ends before it begins.
     """
-    if len(raw) % ENTRY_BYTES:
-        raise CorruptIndexError(path, f"{len(raw)} bytes are not a whole number of entries")
-    entries: list[TxnIndexEntry] = []
-    previous = -1
-    for version, *fields in _ENTRY.iter_unpack(raw):
-        entry = TxnIndexEntry._make(fields)
-        if version != ENTRY_VERSION:
-            raise CorruptIndexError(path, f"entry of version {version}")
-        if not 0 <= entry.first_offset <= entry.last_offset or entry.last_offset <= previous:
-            raise CorruptIndexError(path, f"impossible {entry}")
-        previous = entry.last_offset
-        entries.append(entry)
-    return entries
+    return TxnIndexEntries.decode(raw, path)
 
 
-def aborted_in(
-    segments: Iterable[Sequence[TxnIndexEntry]], first: int, end: int
-) -> list[TxnIndexEntry]:
+def aborted_in(segments: Iterable[TxnIndexEntries], first: int, end: int) -> TxnIndexEntries:
     """Return the aborted transactions that overlap `[first, end)`.
 
     `segments` holds the entries of the segment of `first` and of each segment after it, in order.
     The search skips the entries whose marker is below `first` and ends at the first entry behind
     which no transaction can begin before `end`: its cost does not grow with the rest of the index.
     """
-    overlapping: list[TxnIndexEntry] = []
+    overlapping = TxnIndexEntries()
     for entries in segments:
-        begin = bisect_left(entries, first, key=attrgetter("last_offset"))
+        if not entries:
+            continue
+        rows = range(len(entries))
+        begin = bisect_left(rows, first, key=entries.last_offset)
         # Transactions that end below `end` began below it. One copy takes them: the cleaner asks
         # for the whole log, which may have 100,000 aborted transactions.
-        decided = bisect_left(entries, end, lo=begin, key=attrgetter("last_offset"))
+        decided = bisect_left(rows, end, lo=begin, key=entries.last_offset)
         overlapping.extend(entries[begin:decided])
-        stop = bisect_left(entries, end, lo=decided, key=attrgetter("last_stable_offset"))
-        overlapping += [entry for entry in entries[decided : stop + 1] if entry.first_offset < end]
+        stop = bisect_left(rows, end, lo=decided, key=entries.last_stable_offset)
+        overlapping.extend(entries.begun_before(end, rows[decided : stop + 1]))
         if stop < len(entries):
             break
     return overlapping

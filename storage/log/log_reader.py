@@ -4,7 +4,7 @@ Nothing here changes the log. A read returns nothing at or above the end offset 
 """
 
 from storage.errors import OffsetOutOfRangeError
-from storage.format.txn_index import TxnIndexEntry, aborted_in
+from storage.format.txn_index import TxnIndexEntries, aborted_in
 from storage.log.log_epochs import LogEpochs
 from storage.log.log_state import LogState
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
@@ -86,14 +86,14 @@ class LogReader:
             return self._state.leader_epoch
         return self._epochs.known.epoch_of(offset)
 
-    def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
+    def aborted_transactions(self, first: int, end: int) -> TxnIndexEntries:
         """Return the aborted transactions that overlap `[first, end)`, in marker order."""
         segments = self._state.segments.since(first)
         return aborted_in((segment.txn_index.entries for segment in segments), first, end)
 
     def aborted_in_slice(
         self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
-    ) -> list[TxnIndexEntry]:
+    ) -> TxnIndexEntries:
         """Return the aborted transactions that overlap the result of `read(offset, ...)`.
 
         As in Kafka, its records end at the next index entry, or else at the next segment.

@@ -49,5 +49,5 @@ def _cut_active(active: Segment, offset: int, cut: int) -> None:
     active.open_for_append()
     entries = active.txn_index.entries
     remaining = [entry for entry in entries if entry.last_offset < offset]
-    if remaining != entries:
+    if len(remaining) < len(entries):
         active.write_txn_entries(remaining)

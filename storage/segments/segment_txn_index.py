@@ -15,6 +15,7 @@ from storage.format import filenames
 from storage.format.index import CorruptIndexError
 from storage.format.txn_index import (
     ENTRY_BYTES,
+    TxnIndexEntries,
     TxnIndexEntry,
     decode_entries,
     encode_entries,
@@ -31,7 +32,7 @@ class SegmentTxnIndex:
         self._env = env
         self.directory = directory
         self.base_offset = base_offset
-        self.entries: list[TxnIndexEntry] = []
+        self.entries = TxnIndexEntries()
         self._file: File | None = None
         self._unwritten = 0  # entries at the end that are not in the file
 
@@ -46,12 +47,12 @@ class SegmentTxnIndex:
         """Return whether there is a file."""
         return self._env.exists(self.path)
 
-    def read(self) -> list[TxnIndexEntry]:
+    def read(self) -> TxnIndexEntries:
         """Return the entries of the file; none if it is absent or invalid. Raises OSError."""
         try:
             return decode_entries(self._env.read_file(self.path), self.path)
         except (FileNotFoundError, CorruptIndexError):
-            return []
+            return TxnIndexEntries()
 
     def load(self) -> None:
         """Read the file. Raises CorruptIndexError, OSError."""
@@ -108,7 +109,7 @@ class SegmentTxnIndex:
         else:
             self._file = self._env.open(self.path, create=True, truncate=True)
             self._file.pwrite(encode_entries(entries), 0)
-        self.entries = list(entries)
+        self.entries = TxnIndexEntries(entries)
         self._unwritten = 0
 
     @property

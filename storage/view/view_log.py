@@ -18,7 +18,7 @@ from config.topics.keys import TopicConfig
 from storage.env import FileStamp, ReadBuffer, WriteBuffer
 from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
 from storage.format.batch import build_batch
-from storage.format.txn_index import TxnIndexEntry
+from storage.format.txn_index import TxnIndexEntries
 from storage.log.log import Log
 from storage.model import TimestampOffset
 from storage.segments.fetch_slice import NOTHING, FetchSlice
@@ -186,18 +186,18 @@ class ViewCursor:
             offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one, in_place=in_place
         )
 
-    def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
+    def aborted_transactions(self, first: int, end: int) -> TxnIndexEntries:
         """Return those of the log for offsets in the log; a ledger has none."""
         if self._ledger is not None:
-            return []
+            return TxnIndexEntries()
         return self._view.log.reader.aborted_transactions(first, end)
 
     def aborted_in_slice(
         self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
-    ) -> list[TxnIndexEntry]:
+    ) -> TxnIndexEntries:
         """As `aborted_transactions`, for the result of `read(offset, ...)`."""
         if self._ledger is not None or isinstance(found.file, _Bytes):
-            return []
+            return TxnIndexEntries()
         return self._view.log.reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
     def _source(self, offset: int) -> Ledger | None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -27,7 +28,7 @@ from cleaner.key_search import (
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
-from storage.format.txn_index import TxnIndexEntry
+from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.swap.swap_journal import CleanedFile, CleanedSegment
 from tests.support.cleaner.cleaner_jobs import GROUP, REPORT, job
 
@@ -81,11 +82,14 @@ def test_every_message_comes_back_as_it_was(message: channel.Message) -> None:
     assert decode(frame[LENGTH_BYTES:]) == message
 
 
+@pytest.mark.parametrize("kind", [tuple, TxnIndexEntries])
 @pytest.mark.parametrize("rows", [0, 500, 501, 2_500])
-def test_a_frame_has_a_bounded_number_of_aborted_transactions(rows: int) -> None:
+def test_a_frame_has_a_bounded_number_of_aborted_transactions(
+    rows: int, kind: Callable[[Iterable[TxnIndexEntry]], Sequence[TxnIndexEntry]]
+) -> None:
     """To pickle 100,000 at once blocked the loop for 0.2 s."""
-    aborted = tuple(TxnIndexEntry(1, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(rows))
-    orders = [
+    aborted = kind(TxnIndexEntry(1, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(rows))
+    orders: list[channel.Message] = [
         channel.RunJob(3, replace(job(), aborted=aborted)),
         channel.RunJob(4, job()),
         channel.VerifyJob(5, replace(job(), aborted=aborted), (GROUP,), ("/data/t-0/out",)),
@@ -106,7 +110,7 @@ def test_a_frame_has_a_bounded_number_of_aborted_transactions(rows: int) -> None
 
 
 def test_parts_of_a_job_are_no_message_of_a_worker() -> None:
-    frame = encode(channel.JobPart(()))
+    frame = encode(channel.JobPart(TxnIndexEntries()))
     with pytest.raises(ChannelError, match="part of a job"):
         decode(frame[LENGTH_BYTES:])
 
