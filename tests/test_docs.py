@@ -283,12 +283,21 @@ def test_example_settings_are_good() -> None:
 def test_the_first_session_of_the_documents_works(tmp_path: Path) -> None:
     sessions = [
         re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
-        for name in ("README.md", "docs/tutorials/getting-started.md")
+        for name in (
+            "README.md",
+            "docs/tutorials/getting-started.md",
+            "docs/how-to/work-with-topics.md",
+        )
     ]
-    (readme,), (started,) = sessions
+    (readme,), (started,), (alter,) = sessions
+    alter = (
+        "from confluent_kafka.admin import AdminClient, NewTopic\n"
+        "admin = AdminClient({'bootstrap.servers': '127.0.0.1:9092'})\n"
+        "admin.create_topics([NewTopic('devices')])['devices'].result()\n"
+    ) + alter
     assert len(readme.splitlines()) == 5
     with running_varve(tmp_path) as broker:
-        for program, output in ((readme, "b'hello'\n"), (started, "")):
+        for program, output in ((readme, "b'hello'\n"), (started, ""), (alter, "")):
             done = subprocess.run(
                 [sys.executable, "-c", program.replace("127.0.0.1:9092", broker.bootstrap)],
                 capture_output=True,
