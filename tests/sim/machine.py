@@ -180,6 +180,7 @@ class Machine:
             "segments expired",
             "lease ended",
             "replica moved",
+            "erasure ended",
         ):
             self.world.has_news = True
         # A fault is no excuse for an assertion that fails.
