@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from broker.event_loop.fair_slots import FairSlots
-from broker.event_loop.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns, run_in_turns
 from broker.groups.classic.model import (
     CommitRequested,
     HeartbeatReceived,
@@ -30,7 +30,7 @@ from broker.groups.classic.subscription import (
     CONSUMER_PROTOCOL_TYPE,
     InvalidMetadataError,
     Subscription,
-    decode_subscription,
+    decode_subscription_sliced,
 )
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
@@ -364,7 +364,7 @@ class LiveConsumerGroup:
         if not request.member_id and request.instance_id is None and request.id_required:
             return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, request.new_member_id)
         try:
-            subscription = decode_subscription(request.protocols[0][1])
+            subscription = await run_in_turns(decode_subscription_sliced(request.protocols[0][1]))
             async for topic in Turns().over(subscription.topics):
                 if not may_describe(topic):
                     return JoinAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED, request.member_id)
@@ -437,6 +437,11 @@ class LiveConsumerGroup:
 
     async def sync(self, request: SyncRequested) -> SyncAnswer:
         """Return the answer to SyncGroup: the present assignment, which is in the log."""
+        names: dict[bytes, str] = {}
+        async for name in Turns().over(self.group.all_topics()):
+            topic = self._context.topics.topic(name)
+            if topic is not None:
+                names[topic.topic_id] = name
         if self.is_dead:
             return SyncAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         try:
@@ -450,7 +455,7 @@ class LiveConsumerGroup:
             self._start_rebalance_timer(self._joins, member)
         if error is not ErrorCode.NONE:
             return SyncAnswer(error)
-        assignment = classic_members.current_assignment(self.group, member, self._context.topics)
+        assignment = classic_members.current_assignment(member, names)
         self._stop(self._syncs, member.member_id)
         self._start_session(member.member_id)
         error = await self._flush()
@@ -594,7 +599,8 @@ class LiveConsumerGroup:
             async with self._encoding:
                 await self._begin_append()
         except asyncio.CancelledError:
-            self._flush_soon()  # the client has left, but its change stays
+            if not self.is_dead:
+                self._flush_soon()  # the client has left, but its change stays
             raise
         if self.is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE

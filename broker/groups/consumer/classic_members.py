@@ -37,6 +37,7 @@ from broker.groups.classic.subscription import (
     decode_assignment,
     decode_subscription,
     encode_assignment,
+    subscription_version,
 )
 from broker.groups.consumer.model import (
     NO_PARTITIONS,
@@ -225,10 +226,12 @@ def protocol_name(member: ConsumerMember) -> str:
     return member.classic.protocols[0][0]
 
 
-def current_assignment(group: ConsumerGroup, member: ConsumerMember, topics: TopicLookup) -> bytes:
-    """Return the answer to SyncGroup: the partitions that the member owns now."""
+def current_assignment(member: ConsumerMember, names: Mapping[bytes, str]) -> bytes:
+    """Return the answer to SyncGroup: the partitions that the member owns now.
+
+    `names` are those of its topics that exist, by id.
+    """
     assert member.classic is not None
-    names = _topic_names(group, topics)
     return _encode(member.classic.protocols[0][1], member.assigned, names)
 
 
@@ -351,7 +354,7 @@ def _encode(
     metadata: bytes, partitions: Iterable[PartitionId], names: Mapping[bytes, str]
 ) -> bytes:
     try:
-        version = decode_subscription(metadata).version
+        version = subscription_version(metadata)
     except InvalidMetadataError:  # of a protocol that the group did not use before
         version = 0
     by_name = {

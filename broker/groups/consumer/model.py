@@ -162,7 +162,7 @@ class ConsumerGroup:
     def all_topics(self) -> frozenset[str]:
         """Return the names of the topics of all members."""
         first, *others = self.subscriptions().values() or (frozenset[str](),)
-        return first.union(*others)  # without others, this copies nothing
+        return first.union(*others) if others else first  # thousands of names are not copied
 
     def count_names(self) -> int:
         """Return the number of names in all subscriptions; equal ones count once."""

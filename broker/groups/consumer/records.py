@@ -106,15 +106,14 @@ async def encode_changes(
     turns = Turns()
     encoded: dict[bytes, bytes | None] = {}
     for key in keys:
-        encoded[key] = await _encode(await _present_value(after, key, turns))
-        await turns.take()
+        encoded[key] = await _encode(await _present_value(after, key, turns), turns)
     async for key, value in _changes(before, after, turns):
-        encoded[key] = await _encode(value)
-        await turns.take()
+        encoded[key] = await _encode(value, turns)
     return encoded
 
 
-async def _encode(value: Message | None) -> bytes | None:
+async def _encode(value: Message | None, turns: Turns) -> bytes | None:
+    await turns.take()
     if value is None:
         return None
     return await run_in_turns(record_codec.encode_sliced(value, VALUE_VERSION))

@@ -7,11 +7,14 @@ import pytest
 from broker.groups.classic.model import Group, Member
 from broker.groups.classic.subscription import (
     ENTRIES_MAX,
+    ENTRIES_PER_SLICE,
     InvalidMetadataError,
     decode_assignment,
     decode_subscription,
+    decode_subscription_sliced,
     subscribed_topics,
 )
+from tests.support.protocol.slices import drained
 
 
 def metadata(names: int) -> bytes:
@@ -22,6 +25,30 @@ def test_a_subscription_has_a_limited_number_of_topics() -> None:
     assert decode_subscription(metadata(ENTRIES_MAX)).topics == {"a"}
     with pytest.raises(InvalidMetadataError, match=str(ENTRIES_MAX)):
         decode_subscription(metadata(ENTRIES_MAX + 1))
+
+
+def test_decoding_pauses_after_each_slice() -> None:
+    names = [f"t{index}" for index in range(10_000)]
+    strings = b"".join(struct.pack(">h", len(name)) + name.encode() for name in names)
+    topics = struct.pack(">hi", 1, len(names)) + strings + struct.pack(">i", -1)
+    partition = struct.pack(">ii", 1, 7)
+    owned = b"".join(struct.pack(">h", len(name)) + name.encode() + partition for name in names)
+    data = topics + struct.pack(">i", len(names)) + owned
+    subscription, pauses = drained(decode_subscription_sliced(data))
+    assert subscription == decode_subscription(data)
+    assert subscription.topics == set(names)
+    assert subscription.owned == {name: [7] for name in names}
+    assert pauses >= 3 * len(names) // ENTRIES_PER_SLICE
+
+
+@pytest.mark.parametrize("length", range(30))
+def test_a_subscription_cut_anywhere_is_invalid(length: int) -> None:
+    data = metadata(2)[:-4] + b"\0\0\0\1x" + struct.pack(">ih", 1, 1) + b"a"
+    data = b"\0\1" + data[2:] + struct.pack(">ii", 1, 5)
+    assert len(data) >= 30
+    assert decode_subscription(data).owned == {"a": [5]}
+    with pytest.raises(InvalidMetadataError, match=r"bytes are too few|do not fit"):
+        decode_subscription(data[:length])
 
 
 def test_an_assignment_has_a_limited_number_of_partitions() -> None:

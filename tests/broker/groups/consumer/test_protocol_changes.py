@@ -1,12 +1,15 @@
 """Groups that change between the classic and the consumer protocol while they have members."""
 
+import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from broker.event_loop import loop_turns
 from broker.groups.classic.model import Stable, memory_of
+from broker.groups.classic.subscription import ENTRIES_PER_SLICE
 from broker.groups.consumer.classic_members import UPGRADE_BYTES_MAX
 from broker.groups.consumer.model import ConsumerGroup, GroupState
 from broker.groups.live_consumer_group import ConsumerRules
@@ -278,6 +281,21 @@ async def test_members_with_large_metadata_keep_a_group_classic() -> None:
     assert refused.error is ErrorCode.GROUP_ID_NOT_FOUND
     assert "bytes" in (refused.message or "")
     assert isinstance(world.state(), Stable)
+
+
+async def test_the_names_of_a_classic_member_are_read_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: 0.0)  # no other turn ends
+    world = make_world()
+    await converge(Client(world, "a"))
+    names = frozenset(f"t{index}" for index in range(5 * ENTRIES_PER_SLICE))
+    join = asyncio.ensure_future(ClassicClient(world, "b", topics=names).join())
+    for _ in range(4):
+        await asyncio.sleep(0)
+        assert not join.done()
+        assert len(world.state().members) == 1  # type: ignore[attr-defined]
+    assert (await join).error is ErrorCode.NONE
 
 
 async def test_classic_members_fit_the_record_of_the_group_that_they_may_form() -> None:
