@@ -114,33 +114,79 @@ def _uniform_different_topics(
 ) -> Targets:
     """Assign when members have different topics: the least loaded first, then move to balance."""
     by_id = {topic.topic_id: topic for topic in topics.values()}
-    subscribers: dict[bytes, list[str]] = {}
-    for topic in by_id.values():
-        ids = sorted(m.member_id for m in members if topic.name in m.topics)
-        if ids:
-            subscribers[topic.topic_id] = ids
     owned: dict[str, set[PartitionId]] = {member.member_id: set() for member in members}
     taken: set[PartitionId] = set()
     for member in members:
         for partition in member.target:
-            topic_or_none = by_id.get(partition[0])
-            if topic_or_none is None or topic_or_none.name not in member.topics:
+            topic = by_id.get(partition[0])
+            if topic is None or topic.name not in member.topics:
                 continue
-            if partition[1] < topic_or_none.partition_count and partition not in taken:
+            if partition[1] < topic.partition_count and partition not in taken:
                 owned[member.member_id].add(partition)
                 taken.add(partition)
+    loads = _Loads(members, topics, owned)
     # Topics with few subscribers first: their partitions have the least choice.
-    for topic_id, ids in sorted(subscribers.items(), key=lambda item: (len(item[1]), item[0])):
-        loads = [(len(owned[member_id]), member_id) for member_id in ids]
-        heapq.heapify(loads)
+    for _, topic_id in sorted((count, topic_id) for topic_id, count in loads.subscribers.items()):
         for index in range(by_id[topic_id].partition_count):
-            if (topic_id, index) in taken:
-                continue
-            load, member_id = heapq.heappop(loads)
-            owned[member_id].add((topic_id, index))
-            heapq.heappush(loads, (load + 1, member_id))
-    _balance(owned, subscribers)
+            if (topic_id, index) not in taken:
+                owned[loads.least(topic_id)].add((topic_id, index))
+    _balance(owned, loads)
     return {member_id: frozenset(partitions) for member_id, partitions in owned.items()}
+
+
+class _Loads:
+    """Finds the member with the fewest partitions among the subscribers of a topic.
+
+    Topics with the same subscribers share a heap of loads and members. An entry whose member has
+    another load now is corrected when it comes first; a member that has lost some gets a new one.
+    """
+
+    def __init__(
+        self,
+        members: Collection[Subscriber],
+        topics: Mapping[str, TopicMetadata],
+        owned: Mapping[str, set[PartitionId]],
+    ) -> None:
+        """`owned` are the partitions of each member; the caller changes them."""
+        self._owned = owned
+        sharing: dict[frozenset[str], list[str]] = defaultdict(list)  # members by subscription
+        for member in members:
+            sharing[member.topics].append(member.member_id)
+        numbers: dict[str, list[int]] = defaultdict(list)  # of the subscriptions with a topic
+        for number, names in enumerate(sharing):
+            for name in names:
+                numbers[name].append(number)
+        groups = list(sharing.values())
+        shared: dict[tuple[int, ...], list[tuple[int, str]]] = {}
+        self._heaps: dict[bytes, list[tuple[int, str]]] = {}  # by topic
+        self.subscribers: dict[bytes, int] = {}  # their number, by topic
+        self._of_member: dict[str, list[list[tuple[int, str]]]] = defaultdict(list)
+        for topic in topics.values():
+            key = tuple(numbers.get(topic.name, ()))
+            if key and key not in shared:
+                ids = [member_id for number in key for member_id in groups[number]]
+                heap = shared[key] = [(len(owned[member_id]), member_id) for member_id in ids]
+                heapq.heapify(heap)
+                for member_id in ids:
+                    self._of_member[member_id].append(heap)
+            if key:
+                self._heaps[topic.topic_id] = shared[key]
+                self.subscribers[topic.topic_id] = sum(len(groups[number]) for number in key)
+
+    def least(self, topic_id: bytes) -> str:
+        """Return the subscriber of a topic that has the fewest partitions."""
+        heap = self._heaps[topic_id]
+        while True:
+            load, member_id = heap[0]
+            present = len(self._owned[member_id])
+            if load == present:
+                return member_id
+            heapq.heapreplace(heap, (present, member_id))
+
+    def lost(self, member_id: str) -> None:
+        """Note that a member has lost partitions."""
+        for heap in self._of_member[member_id]:
+            heapq.heappush(heap, (len(self._owned[member_id]), member_id))
 
 
 # Each round moves at least one partition to a member with at least two less, so it ends; the bound
@@ -148,20 +194,23 @@ def _uniform_different_topics(
 _BALANCE_ROUNDS: Final = 4
 
 
-def _balance(owned: dict[str, set[PartitionId]], subscribers: Mapping[bytes, list[str]]) -> None:
+def _balance(owned: dict[str, set[PartitionId]], loads: _Loads) -> None:
     for _ in range(_BALANCE_ROUNDS):
-        moved = False
+        has_moved = False
         fewest = min(map(len, owned.values()))
         for member_id in sorted(owned, key=lambda m: (-len(owned[m]), m)):
+            before = len(owned[member_id])
             for partition in sorted(owned[member_id]):
                 if len(owned[member_id]) <= fewest + 1:
                     break
-                least = min(subscribers[partition[0]], key=lambda m: (len(owned[m]), m))
+                least = loads.least(partition[0])
                 if len(owned[least]) + 1 < len(owned[member_id]):
                     owned[member_id].remove(partition)
                     owned[least].add(partition)
-                    moved = True
-        if not moved:
+            if len(owned[member_id]) < before:
+                loads.lost(member_id)
+                has_moved = True
+        if not has_moved:
             return
 
 

@@ -280,12 +280,12 @@ class AssignmentTask:
     def size(self) -> int:
         """Return about how many steps the assignor takes.
 
-        `uniform` compares partitions with members unless all members have the same topics.
+        `uniform` looks at the subscribers of each topic unless all members have the same topics.
         """
         members = len(self.members)
         partitions = sum(topic.partition_count for topic in self.topics.values())
         is_same = len({member.topics for member in self.members}) <= 1
-        return members + partitions if is_same else members * (1 + partitions)
+        return members + partitions + (0 if is_same else members * len(self.topics))
 
     def compute(self) -> Mapping[str, Assignment]:
         """Return the target of each member."""

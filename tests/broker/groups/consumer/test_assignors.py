@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+import pytest
+
 from broker.groups.consumer.assignors import Subscriber, assign_range, assign_uniform
 from broker.groups.consumer.model import TopicMetadata
+from tests.support.clocks.loop_meter import LoopMeter
 
 ORDERS, BILLS = b"o" * 16, b"b" * 16
 
@@ -37,6 +40,21 @@ def test_a_uniform_assignment_moves_one_partition_where_one_has_two_more() -> No
     assigned = assign_uniform(members, topics(orders=3))
     assert sorted(map(len, assigned.values())) == [1, 2]
     assert len(assigned["a"] & members[0].target) == 2
+
+
+def test_the_work_of_a_uniform_assignment_does_not_grow_with_members_times_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    members = [
+        subscriber(f"m{number}", *(["orders"] if number % 2 else ["orders", "bills"]))
+        for number in range(1_000)
+    ]
+    members[0] = subscriber("m0", "orders", "bills", has=tuple(range(4_000)))
+    meter = LoopMeter()
+    with meter.measuring(monkeypatch):
+        assigned = assign_uniform(members, topics(orders=4_000, bills=10))
+    assert {len(partitions) for partitions in assigned.values()} == {4, 5}
+    assert meter.lines < 100 * (1_000 + 4_000)  # each partition with each member: 4,000,000
 
 
 def test_ranges_of_topics_with_equal_counts_are_alike() -> None:

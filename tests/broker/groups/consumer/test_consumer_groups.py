@@ -560,14 +560,14 @@ async def test_names_of_topics_that_do_not_exist_cost_an_assignor_nothing() -> N
     assert task.size == 3 + 6
 
 
-async def test_the_size_of_an_assignment_counts_comparisons_of_partitions_with_members() -> None:
+async def test_the_size_of_an_assignment_counts_the_members_of_each_topic() -> None:
     world, topics = make_world(orders=50, bills=50)
     clients = [
         Client(world, "a", topics=frozenset({"orders"})),
         Client(world, "b", topics=frozenset({"orders", "bills"})),
     ]
     await converge(*clients)
-    assert assignment_task(group(world), topics.existing()).size == 2 * (1 + 100)
+    assert assignment_task(group(world), topics.existing()).size == 2 + 100 + 2 * 2
 
 
 async def test_one_user_has_one_large_assignment_at_a_time(
