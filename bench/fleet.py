@@ -41,7 +41,7 @@ PARTITION_BYTES: Final = 20e3
 SEGMENT_BYTES: Final = 2e3
 CONNECTION_BYTES: Final = 9e3
 REQUEST_BYTES: Final = 256 * MIB
-WORKER_BYTES: Final = 192 * MIB
+WORKER_BYTES: Final = 65e6 + 192 * MIB  # the process, and a clean with the default buffer
 
 
 @dataclass(frozen=True, slots=True)
