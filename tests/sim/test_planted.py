@@ -26,6 +26,7 @@ from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
 from storage.format.validation import check_records
 from storage.log.flush import FlushTask, LogFlusher
+from storage.log.log import Log
 from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment, DamageSearch
 from storage.segments.segment import Segment
@@ -157,6 +158,15 @@ def a_truncation_does_not_ask_the_view(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogRepair, "_check_truncation", without_view)
 
 
+def a_truncation_takes_the_marker_of_what_stays(patch: pytest.MonkeyPatch) -> None:
+    """Records that were committed, and had superseded others, were aborted later."""
+
+    async def check_transactions(self: LogRepair, log: Log, offset: int) -> None:
+        pass
+
+    patch.setattr(LogRepair, "_check_transactions", check_transactions)
+
+
 def the_cleaner_goes_by_offset_where_a_view_does_not(patch: pytest.MonkeyPatch) -> None:
     """Before the first compaction of a view it removed what the view calls the latest."""
     limit_of = Views._published_limit
@@ -244,6 +254,13 @@ PLANTED = [
         ("truncate", "view"),
         (VIEW,),
         first=6,
+    ),
+    Planted(
+        a_truncation_takes_the_marker_of_what_stays,
+        ("latest-log", "tombstone"),
+        ("truncate", "transaction"),
+        (COMPACT, ("min_cleanable_dirty_ratio", "0")),
+        first=205,
     ),
     Planted(
         the_cleaner_goes_by_offset_where_a_view_does_not,
