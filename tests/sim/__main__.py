@@ -12,6 +12,7 @@ from tests.sim.runs import Seen, broken_rule, report
 from tests.sim.script import (
     ERASE,
     FULL_DISK,
+    LOST_STATE,
     MOVE,
     REPAIRS,
     SHARED_CLEANS,
@@ -34,6 +35,7 @@ KINDS: Final = (
     (FULL_DISK, ERASE, MOVE, *REPAIRS),
     (VERSIONS, *REPAIRS, "view", "end at"),
     (FULL_DISK, VERSIONS, MOVE, "view"),
+    (LOST_STATE, ERASE, MOVE, "end", "view", "delete records"),
 )
 SEEDS_AT_ONCE: Final = 10  # for one process: some seconds of work
 

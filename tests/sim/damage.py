@@ -1,9 +1,23 @@
 """Files that are gone, or rotten, when the next life of a broker begins."""
 
+import random
+from typing import Final
+
+from cleaner.scheduler.cleaner_state_store import STATE_NAME
 from storage.errors import CorruptBatchError
+from storage.format import filenames
 from storage.format.batch import walk_headers
 from tests.sim.script import OFFSETS_GO_BACK
 from tests.sim.world import HOMES, World
+
+STATE_FILES: Final = (
+    filenames.RECOVERY_POINT_CHECKPOINT,
+    filenames.LOG_START_CHECKPOINT,
+    filenames.REPLICATION_CHECKPOINT,
+    filenames.CLEANER_CHECKPOINT,
+    filenames.DAMAGE,
+    STATE_NAME,
+)
 
 
 def lose_files(world: World, kinds: tuple[str, ...]) -> None:
@@ -26,6 +40,21 @@ def lose_files(world: World, kinds: tuple[str, ...]) -> None:
                 file.truncate(file.size() // 2)
             world.note(f"lost: {folder}/{name}")
             model.files_lost = True
+    world.env.settle()
+
+
+def lose_state(world: World, life: int) -> None:
+    """Files of data directories go, or rot."""
+    rng = random.Random(f"state {world.script.seed} {life}")
+    for path in (f"{home}/{name}" for home in HOMES for name in STATE_FILES):
+        if rng.random() < 0.7 or not world.env.exists(path):
+            continue
+        if rng.random() < 0.5:
+            world.env.unlink(path)
+        else:
+            file = world.env.open(path, write=True)
+            file.truncate(file.size() // 2)
+        world.note(f"lost: {path}")
     world.env.settle()
 
 

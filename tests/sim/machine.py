@@ -37,7 +37,7 @@ from config.settings import Settings
 from storage.format.batch import Record, build_batch, read_header
 from storage.log.log import Log
 from tests.sim.checks import Checks
-from tests.sim.damage import lose_files
+from tests.sim.damage import lose_files, lose_state
 from tests.sim.interleaving import (
     EndlessError,
     FiberExecutor,
@@ -304,6 +304,8 @@ class Machine:
         if how != "stop":
             with self.world.env.without_faults():
                 lose_files(self.world, losses)
+                if self.world.script.loses_state:
+                    lose_state(self.world, self._lives)
 
     # The script ---------------------------------------------------------------------------
 

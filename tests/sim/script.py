@@ -72,6 +72,7 @@ class Script:
     thread_share: float  # of calls in threads that interleave with the loop
     shares: bool = False  # whether several workers share each clean
     has_versions: bool = False  # whether views go by timestamp or version
+    loses_state: bool = False  # whether starts do not find checkpoints and the cleaner's state
 
     @property
     def verifies(self) -> bool:
@@ -148,6 +149,7 @@ REQUESTED: Final = {MOVE: 5.0, ERASE: 3.0, **REPAIRS, FULL_DISK: 2.0}
 # No operations: what is drawn stays the same.
 SHARED_CLEANS: Final = "shared cleans"
 VERSIONS: Final = "versions"
+LOST_STATE: Final = "lost state"  # of data directories, at starts after a kill
 
 
 def make_script(
@@ -177,6 +179,7 @@ def make_script(
         rng.choice([0.0, 0.2, 0.6]),
         SHARED_CLEANS in has,
         VERSIONS in has,
+        LOST_STATE in has,
     )
 
 
