@@ -302,6 +302,7 @@ def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
     An entry begins with a batch of its producer. If the cleaner removed that batch, no batch has
     the offset, and the entry counts as valid.
     """
+    searches: dict[Segment, Callable[[int], ScannedBatch | None]] = {}
     for entry in segment.txn_index.entries:
         holder = next(
             (
@@ -312,7 +313,9 @@ def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
             None,
         )
         try:
-            batch = holder.batch_at(entry.first_offset) if holder is not None else None
+            if holder is not None and holder not in searches:
+                searches[holder] = holder.ascending_search()
+            batch = searches[holder](entry.first_offset) if holder is not None else None
         except (DamagedSegmentError, CorruptIndexError, CorruptBatchError):
             continue
         if batch is None or batch.header.base_offset > entry.first_offset:

@@ -225,7 +225,7 @@ class Segment:
             raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
-        self.txn_index.check(self.batch_at)
+        self.txn_index.check(self.ascending_search())
         return next_offset
 
     def batch_at(self, offset: int) -> ScannedBatch | None:
@@ -235,6 +235,29 @@ class Segment:
         """
         position = self._position_of(offset) if offset > self.base_offset else 0
         return next(self.batches(position), None)
+
+    def ascending_search(self) -> "Callable[[int], ScannedBatch | None]":
+        """Return a function like `batch_at`, which is faster for offsets in ascending order.
+
+        It continues behind the batch that it found last, unless the index has a closer entry: an
+        interval of the index may have dozens of batches, and a log millions of transactions.
+        """
+        last: ScannedBatch | None = None
+        last_offset, last_entry = -1, (-1, -1)
+
+        def batch_at(offset: int) -> ScannedBatch | None:
+            nonlocal last, last_offset, last_entry
+            entry = self.indexes.offsets.lookup(offset - self.base_offset)
+            is_near = last_offset <= offset and entry == last_entry and not self.damages
+            if last is None or not is_near:
+                last = self.batch_at(offset)
+            elif last.header.next_offset <= offset:
+                following = self.batches(last.end_position)
+                last = next((each for each in following if each.header.next_offset > offset), None)
+            last_offset, last_entry = offset, entry
+            return last
+
+        return batch_at
 
     def load_or_rebuild(self) -> None:
         """Like `load`, for a closed segment; rebuild invalid indexes."""

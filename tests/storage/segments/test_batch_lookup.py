@@ -1,16 +1,20 @@
 """Lookup of a batch by offset: gaps, sparse indexes, damage, and indexes that are wrong."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 
 from storage.env import File
 from storage.errors import CorruptBatchError, DamagedSegmentError
+from storage.format.batch import BatchHeader, read_header
 from storage.format.index import CorruptIndexError, IndexLimits
 from storage.segments.batch_lookup import position_of, undamaged_batches
 from storage.segments.damage import DamagedSegment
+from storage.segments.segment import Segment
 from storage.segments.segment_indexes import SegmentIndexes
-from tests.support.storage.log_files import BASE, PATH, SIZE, log_of, opened
+from tests.support.storage.log_files import BASE, PATH, SIZE, batch_at, log_of, opened
+from tests.support.storage.memory_env import MemoryEnv
 
 OFFSETS = (100, 101, 105, 106, 110)  # compaction left gaps
 
@@ -88,3 +92,29 @@ def test_batches_are_read_around_damage_from_each_of_them_on() -> None:
             )
             expected = [i for i in range(start, len(OFFSETS)) if not begin <= i < end]
             assert [batch.position // SIZE for batch in batches] == expected, (begin, end, start)
+
+
+@pytest.mark.parametrize("interval_bytes", [0, 5 * SIZE, 1 << 30])
+def test_a_search_for_ascending_offsets_reads_each_batch_about_once(
+    interval_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start looked up both ends of millions of transactions, with dozens of batches for each."""
+    env = MemoryEnv()
+    env.mkdir("/d")
+    segment = Segment.begin(env, "/d", BASE, IndexLimits(interval_bytes, 1 << 20))
+    offsets = range(BASE, BASE + 400, 2)  # there is no batch at odd offsets
+    for offset in offsets:
+        segment.append(batch_at(offset), SIZE, offset, 1)
+    wanted = [*range(BASE, BASE + 402), BASE + 7, BASE, BASE + 398]
+    expected = [segment.batch_at(offset) for offset in wanted]
+    reads = list[object]()
+
+    def counted(*args: Any) -> BatchHeader:
+        reads.append(args)
+        return read_header(*args)
+
+    monkeypatch.setattr("storage.segments.batch_scan.read_header", counted)
+    search = segment.ascending_search()
+    results = [search(offset) for offset in wanted]
+    assert [each and each.header for each in results] == [each and each.header for each in expected]
+    assert len(reads) < 6 * len(wanted)
