@@ -237,7 +237,7 @@ PLANTED = [
         (COMPACT, ("segment_bytes", "1048576")),
         first=15,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=646),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=734),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=12),
     Planted(
         leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2130
