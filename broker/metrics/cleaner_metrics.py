@@ -123,7 +123,7 @@ class CleanerMetrics:
         stats = self._pool.stats
         for name, text, value in (
             ("varve_cleaner_cleanable_bytes",
-             "Bytes written since the last clean that can be cleaned now",
+             "Bytes of all partitions that can be cleaned now, written since their last cleans",
              stats.cleanable_bytes),
             ("varve_cleaner_over_lag_partitions",
              "Number of partitions with a dirty record older than max.compaction.lag.ms",

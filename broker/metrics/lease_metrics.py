@@ -15,11 +15,11 @@ def lease_families(leases: Leases) -> Iterator[Metric]:
     alive = leases.table.alive()
     count = GaugeMetricFamily(
         "varve_remote_compactions",
-        "Number of remote compactions with a lease.",
+        "Number of remote compactions with a lease",
         labels=["purpose"],
     )
     pinned = GaugeMetricFamily(
-        "varve_lease_pinned_bytes", "Bytes of segments that leases pin.", labels=["purpose"]
+        "varve_lease_pinned_bytes", "Bytes of segments that leases pin", labels=["purpose"]
     )
     for purpose in Purpose:
         compactions = [compaction for compaction in alive if compaction.purpose is purpose]
@@ -36,12 +36,12 @@ def lease_families(leases: Leases) -> Iterator[Metric]:
     stats = leases.table.stats
     outcomes = CounterMetricFamily(
         "varve_remote_compaction_adoptions",
-        "Number of leased partitions whose output was adopted or refused.",
+        "Number of leased partitions whose output was adopted or refused",
         labels=["outcome"],
     )
     for outcome, number in stats.outcomes.items():
         outcomes.add_metric([outcome.value], number)
     yield outcomes
-    yield counter("varve_lease_expirations", "Number of leases that expired.", stats.expired)
-    yield counter("varve_lease_sent_bytes", "Bytes of leased files downloaded.", stats.bytes_sent)
-    yield counter("varve_lease_received_bytes", "Bytes of output uploaded.", stats.bytes_received)
+    yield counter("varve_lease_expirations", "Number of leases that expired", stats.expired)
+    yield counter("varve_lease_sent_bytes", "Bytes of leased files downloaded", stats.bytes_sent)
+    yield counter("varve_lease_received_bytes", "Bytes of output uploaded", stats.bytes_received)

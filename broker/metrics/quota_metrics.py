@@ -18,12 +18,12 @@ def quota_families(quotas: ClientQuotas) -> Iterator[Metric]:
     """
     responses = CounterMetricFamily(
         "varve_quota_throttled_responses",
-        "Number of responses with a throttle time, because a client was above its quota.",
+        "Number of responses with a throttle time, because a client was above its quota",
         labels=LABELS,
     )
     seconds = CounterMetricFamily(
         "varve_quota_throttle_seconds",
-        "Sum of the throttle times of responses, in seconds.",
+        "Sum of the throttle times of responses, in seconds",
         labels=LABELS,
     )
     for key, count in quotas.throttles.items():
@@ -34,11 +34,11 @@ def quota_families(quotas: ClientQuotas) -> Iterator[Metric]:
     yield seconds
     yield counter(
         "varve_connections_delayed",
-        "Number of connections that had to wait because of max.connection.creation.rate.",
+        "Number of connections that had to wait because of max.connection.creation.rate",
         quotas.connections.delayed,
     )
     yield counter(
         "varve_connections_refused_for_rate",
-        "Number of connections closed because their address exceeded connection_creation_rate.",
+        "Number of connections closed because their address exceeded connection_creation_rate",
         quotas.connections.refused,
     )

@@ -12,52 +12,52 @@ from broker.views.status import ViewStatus
 _GAUGES: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
     (
         "horizon",
-        "View horizon: the first offset that consumers of the view read from the log.",
+        "View horizon: the first offset that consumers of the view read from the log",
         lambda status: status.horizon,
     ),
-    ("ledger_bytes", "Bytes of the compacted ledger.", lambda status: status.ledger_bytes),
-    ("ledger_records", "Records in the compacted ledger.", lambda status: status.ledger_records),
+    ("ledger_bytes", "Bytes of the compacted ledger", lambda status: status.ledger_bytes),
+    ("ledger_records", "Records in the compacted ledger", lambda status: status.ledger_records),
     (
         "backlog_bytes",
-        "Bytes of closed segments from the view horizon on.",
+        "Bytes of closed segments from the view horizon on",
         lambda status: status.backlog_bytes,
     ),
-    ("usable", "1 if the view can be read.", lambda status: status.is_usable),
+    ("usable", "1 if the view can be read", lambda status: status.is_usable),
     (
         "deleted_keys",
-        "Deleted keys that the view stores, so that late records do not restore them.",
+        "Deleted keys that the view stores, so that late records do not restore them",
         lambda status: status.deleted_keys,
     ),
-    ("running", "1 while the view is compacted.", lambda status: status.state == "running"),
+    ("running", "1 while the view is compacted", lambda status: status.state == "running"),
     (
         "queue_place",
-        "Position of a requested compaction in the queue; 0 if none is queued.",
+        "Position of a requested compaction in the queue; 0 if none is queued",
         lambda status: status.place,
     ),
     (
         "progress_bytes",
-        "Bytes read in the current round of a compaction.",
+        "Bytes read in the current round of a compaction",
         lambda status: status.done_bytes,
     ),
     (
         "progress_total_bytes",
-        "Bytes to read in the current round of a compaction.",
+        "Bytes to read in the current round of a compaction",
         lambda status: status.total_bytes,
     ),
 )
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
-    ("compactions", "Compactions that were published.", lambda status: status.compactions),
-    ("compaction_failures", "Compactions that failed.", lambda status: status.failed),
-    ("read_bytes", "Bytes that compactions read.", lambda status: status.bytes_read),
-    ("written_bytes", "Bytes that compactions wrote.", lambda status: status.bytes_written),
+    ("compactions", "Compactions that were published", lambda status: status.compactions),
+    ("compaction_failures", "Compactions that failed", lambda status: status.failed),
+    ("read_bytes", "Bytes that compactions read", lambda status: status.bytes_read),
+    ("written_bytes", "Bytes that compactions wrote", lambda status: status.bytes_written),
     (
         "copied_bytes",
-        "Bytes of source segments that were copied because hard links are not possible.",
+        "Bytes of source segments that were copied because hard links are not possible",
         lambda status: status.bytes_copied,
     ),
     (
         "records_without_version",
-        "Records without a valid version, with the strategy `header`.",
+        "Records without a valid version, with the strategy `header`",
         lambda status: status.records_without_version,
     ),
 )

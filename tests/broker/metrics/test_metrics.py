@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
 from math import inf, nan
@@ -258,6 +259,20 @@ async def test_metrics_keep_the_rules_of_prometheus() -> None:
         ("# TYPE a gauge\na 1\n", "no help text"),
     ):
         assert {complaint.partition(": ")[2] for complaint in complaints(broken)} == {reason}
+
+
+async def test_help_texts_differ_and_have_no_full_stop() -> None:
+    page = (await pages())["running"]
+    families = [
+        family
+        for family in text_string_to_metric_families(page)
+        if family.name.startswith(("varve_", "kafka_"))
+    ]
+    assert len(families) > 100
+    assert [family.name for family in families if family.documentation.endswith(".")] == []
+    # Some metrics of Kafka have the same value under two names.
+    texts = Counter(f.documentation for f in families if f.name.startswith("varve_"))
+    assert [text for text, count in texts.items() if count > 1] == []
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
