@@ -17,6 +17,7 @@ import os
 import resource
 import shutil
 import stat
+import struct
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -463,6 +464,20 @@ class RealFile:
 _locked_here: set[tuple[int, int]] = set()
 
 
+# `struct flock` of Linux on 64 bits: l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+
+
+def _pid_of_lock(fd: int) -> int:
+    """Return the process that has locked a file; 0 if it is in another container or has ended."""
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:  # the file system does not say
+        return 0
+    kind, _whence, _start, _length, pid = _FLOCK.unpack(answer)
+    return 0 if kind == fcntl.F_UNLCK else max(0, pid)
+
+
 class RealLock:
     """A lock by fcntl.lockf on an open file."""
 
@@ -640,9 +655,11 @@ class RealEnv:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             facts = os.fstat(fd)
         except OSError as error:
+            is_locked = error.errno in (errno.EACCES, errno.EAGAIN)
+            pid = _pid_of_lock(fd) if is_locked else 0
             os.close(fd)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise DirectoryLockedError(directory) from error
+            if is_locked:
+                raise DirectoryLockedError(directory, pid) from error
             raise
         identity = (facts.st_dev, facts.st_ino)
         _locked_here.add(identity)

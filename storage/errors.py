@@ -239,11 +239,13 @@ def is_no_room(error: OSError) -> bool:
 
 
 class DirectoryLockedError(StorageError):
-    """Another process owns the data directory."""
+    """Another process owns the data directory; `pid` is 0 if it cannot be known."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, pid: int = 0) -> None:
+        process = f" (process {pid})" if pid else ""
         super().__init__(
-            f"{directory} is in use by another broker. Stop it, or use another data directory"
+            f"{directory} is in use by another broker{process}. Stop it, or use another data "
+            "directory"
         )
         self.directory = directory
 

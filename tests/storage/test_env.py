@@ -362,12 +362,14 @@ def test_a_forgotten_file_gives_its_descriptor_back_without_a_warning(tmp_path: 
         os.fstat(fd)
 
 
-def test_a_lock_is_refused_to_another_process_and_falls_with_it(tmp_path: Path) -> None:
+def test_a_lock_names_its_owner_to_another_process_and_falls_with_it(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / ".lock")
     program = (
         "import sys; from storage.env import RealEnv; from storage.errors import *\n"
         "try:\n    lock = RealEnv().lock(sys.argv[1]); print('locked')\n"
-        "except DirectoryLockedError: print('refused')"
+        "except DirectoryLockedError as error: print(error)"
     )
 
     def other_process() -> str:
@@ -382,10 +384,10 @@ def test_a_lock_is_refused_to_another_process_and_falls_with_it(tmp_path: Path) 
 
     assert other_process() == "locked"
     lock = RealEnv().lock(path)
-    assert other_process() == "refused"
+    assert f"in use by another broker (process {os.getpid()}). Stop it" in other_process()
     with pytest.raises(DirectoryLockedError):
         RealEnv().lock(path)
-    assert other_process() == "refused"
+    assert "in use" in other_process()
     lock.release()
     assert other_process() == "locked"
 

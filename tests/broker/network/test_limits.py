@@ -211,7 +211,7 @@ def test_a_second_broker_on_the_same_directory_does_not_start_and_says_why(tmp_p
         assert second.stdout == ""
         reason = reason_of_a_refused_start(second.stderr)
         assert str(broker.data) in reason
-        assert "in use by another broker" in reason
+        assert f"in use by another broker (process {broker.process.pid})." in reason
         with RawClient(broker.port) as client:
             assert client.produce(TOPIC, batch(b"first goes on")).error_code == 0
 
