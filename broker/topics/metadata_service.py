@@ -205,6 +205,13 @@ class MetadataService:
             if topic is None:
                 new_topics.append(NewTopic(name, requested, created_by="yaml"))
             elif topic.partition_count < requested:
+                logger.warning(
+                    "adding partitions: new records of a key may go to another partition",
+                    reason="the topic has fewer partitions than configured",
+                    topic=name,
+                    partitions=topic.partition_count,
+                    configured=requested,
+                )
                 await self.add_partitions(name, requested)
             elif topic.partition_count > requested:
                 logger.warning(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.topics.metadata_service import PARTITIONS_PER_GROUP, NewTopic, TopicResult
@@ -356,10 +357,17 @@ async def test_a_failed_creation_takes_nothing_of_a_share(env: MemoryEnv) -> Non
 async def test_the_file_creates_and_grows_and_never_takes_away(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env, topics={"orders": {"partitions": 2, "keys": COMPACT}}).open()
     assert disk.topics.existing("orders").partition_count == 2
+    warnings = []
     for settings in ({"topics": {"orders": {"partitions": n}}} for n in (3, 1)):
         disk.manager.close()
-        disk = await TopicsOnDisk(env, **settings).open()
+        with capture_logs() as lines:
+            disk = await TopicsOnDisk(env, **settings).open()
         assert disk.topics.existing("orders").partition_count == 3
+        warnings += [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert warnings == [
+        "adding partitions: new records of a key may go to another partition",
+        "partitions not removed",
+    ]
     assert (await disk.reopen()).topics.existing("orders").partition_count == 3
 
 
