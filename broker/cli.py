@@ -81,6 +81,8 @@ class _Commands(click.Group):
         """See click.Group."""
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _hint_at_address(error) from None
         except KeyboardInterrupt:
             click.echo("varve: interrupted", err=True)
             sys.exit(exit_codes.INTERRUPTED)
@@ -90,6 +92,19 @@ class _Commands(click.Group):
             # The interpreter writes what is left in the buffer at its end, and would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _fail(f"varve: cannot write the output: {error.strerror}")
+
+
+def _hint_at_address(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error; after --bootstrap for a command that takes --http, or the reverse, name it.
+
+    Commands connect to one of the two addresses of a broker.
+    """
+    other = {"--bootstrap": "--http", "--http": "--bootstrap"}.get(error.option_name)
+    for option in error.ctx.command.params if error.ctx is not None else ():
+        if isinstance(option, click.Option) and other in option.opts:
+            reason = f"No such option {error.option_name!r}. This command takes {other} "
+            return click.UsageError(f"{reason}{option.metavar}: {option.help}", error.ctx)
+    return error
 
 
 @click.group(

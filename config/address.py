@@ -51,6 +51,9 @@ def parse_address(text: object) -> Address:
         return text
     if not isinstance(text, str):
         raise ValueError(f"expected HOST:PORT, not {text!r}")
+    scheme, separator, _ = text.strip().partition("://")
+    if separator:
+        raise ValueError(f"expected HOST:PORT, without {scheme[:40]}://, not {text[:80]!r}")
     host, colon, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host

@@ -5,6 +5,7 @@ the file overrides the defaults.
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -26,6 +27,12 @@ FLAGS: Final = {
     "log_dirs": "--data",
 }
 COMMAND_LINE: Final = "command line"  # the file of a problem with a flag, in messages
+# The first line that is no comment, if it is KEY=VALUE as in Kafka's `server.properties`.
+_PROPERTY: Final = re.compile(r"\A(?:\s|[#!].*$)*([\w.-]+[ \t]*=)", re.ASCII | re.MULTILINE)
+_PROPERTIES_HINT: Final = (
+    "this is not YAML, but KEY=VALUE as in Kafka's server.properties; to move from Kafka, see "
+    "docs/how-to/move-from-and-to-kafka.md"
+)
 PROBLEMS_MAX: Final = 50  # problems reported of one file
 
 
@@ -120,6 +127,9 @@ def _text(path: str | None, file: str) -> str:
 
 
 def _read(file: str, text: str) -> YamlTree:
+    if match := _PROPERTY.search(text):
+        line = text.count("\n", 0, match.start(1)) + 1
+        raise ConfigFileError([SettingsProblem(file, line, "", _PROPERTIES_HINT)])
     try:
         return read_tree(text)
     except YamlProblemError as error:
@@ -181,7 +191,7 @@ def _reason(detail: Any) -> str:
     value = _shown(detail["input"]) if not _is_secret(detail["loc"]) else "this value"
     match kind:
         case "extra_forbidden":
-            return f"unknown key{_suggestion(detail['loc'])}"
+            return f"unknown setting{_suggestion(detail['loc'])}"
         case "value_error":
             return str(context["error"])
         case "greater_than_equal":
@@ -201,9 +211,11 @@ def _reason(detail: Any) -> str:
         "dict_type": "keys and values",
         "model_type": "keys and values",
     }.get(kind)
-    return (
-        f"expected {requested}, not {value}" if requested else f"{detail['msg'].lower()}: {value}"
-    )
+    if requested is None:
+        return f"{detail['msg'].lower()}: {value}"
+    if kind == "tuple_type" and isinstance(detail["input"], str) and value != "this value":
+        requested += f" such as [{detail['input'][:60]}]"
+    return f"expected {requested}, not {value}"
 
 
 def _suggestion(path: Path) -> str:
@@ -215,6 +227,9 @@ def _suggestion(path: Path) -> str:
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return ""
         model = inner
+    of_flags = {flag.removeprefix("--"): key for key, flag in FLAGS.items()}
+    if model is Settings and path[-1] in of_flags:
+        return f"; did you mean {of_flags[path[-1]]}?"
     near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
     if near:
         return f"; did you mean {near[0]}?"

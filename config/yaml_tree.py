@@ -57,9 +57,14 @@ def read_tree(text: str) -> YamlTree:
         _check_events(text)
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark, begin = error.problem_mark or error.context_mark, error.context_mark
         line = mark.line + 1 if mark else 1
         reason = ", ".join(part for part in (error.context, error.problem) if part)
+        if mark and begin and begin.line < mark.line:
+            if text[mark.index :].strip():
+                reason = f"{reason}; it begins on line {begin.line + 1}"
+            else:  # it is not closed before the end of the file
+                line = begin.line + 1
         if mark and _is_indented_with_tab(text, mark.index):
             reason = "is indented with a tab; YAML allows only spaces"
         raise YamlProblemError(line, (), reason) from None

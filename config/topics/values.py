@@ -57,10 +57,10 @@ def parse_value(key: str, raw: object, *, units: bool = False) -> str:
 
 
 def unknown_config(key: str, names: Iterable[str]) -> InvalidTopicConfigError:
-    """Return the error of an unknown key, with the most similar of these names."""
+    """Return the error of an unknown setting, with the most similar of these names."""
     near = difflib.get_close_matches(key[:100], names, n=1)
     suggestion = f"; did you mean {near[0]}?" if near else ""
-    return InvalidTopicConfigError(key[:100], f"unknown topic config{suggestion}")
+    return InvalidTopicConfigError(key[:100], f"unknown setting{suggestion}")
 
 
 def _boolean(key: TopicKey, raw: object) -> str:

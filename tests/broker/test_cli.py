@@ -75,7 +75,7 @@ def test_serve_and_check_config_say_the_same_of_a_bad_file(tmp_path: Path) -> No
     checked, served = varve("check-config", str(file)), varve("serve", "--config", str(file))
     expected = (
         f"{file}:3: topics.orders.cleanup.policy: 'compakt' is not one of compact and delete\n"
-        f"{file}:4: htp: unknown key; did you mean http?\n"
+        f"{file}:4: htp: unknown setting; did you mean http?\n"
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (1, "", expected)
     assert (served.returncode, served.stdout, served.stderr) == (1, "", expected)
@@ -146,6 +146,12 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(
         (["check-config", "."], 1, ".: Is a directory"),
         (["check-config"], 2, "Missing argument"),
         (["serve", "--no-such-flag"], 2, "No such option"),
+        (
+            ["cleaner", "explain", "t", "0", "--bootstrap", "h:1"],
+            2,
+            "This command takes --http URL:",
+        ),
+        (["topics", "list", "--http", "h:1"], 2, "This command takes --bootstrap HOST:PORT:"),
         (["no-such-command"], 2, "No such command"),
         (["status"], 2, "Did you mean 'varve cleaner status' or 'varve view status'?"),
         (["demo", "--bootstrap", "nonsense"], 2, "expected HOST:PORT"),

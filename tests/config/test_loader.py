@@ -142,7 +142,7 @@ def test_the_number_of_partitions_is_suggested_like_a_topic_config(file: Path) -
     ((_, key, reason),) = problems(file, "topics:\n  orders: {partition: 3}\n")
     assert (key, reason) == (
         "topics.orders.partition",
-        "unknown topic config; did you mean partitions?",
+        "unknown setting; did you mean partitions?",
     )
 
 
@@ -204,8 +204,8 @@ allow_insecure: yes
     ]
     reasons = [reason for _, _, reason in results]
     assert reasons[1] == "expected a whole number, not 'two'"
-    assert reasons[2] == "unknown key; did you mean backoff_ms?"
-    assert reasons[6] == "unknown key; did you mean http?"
+    assert reasons[2] == "unknown setting; did you mean backoff_ms?"
+    assert reasons[6] == "unknown setting; did you mean http?"
     assert reasons[8] == "expected true or false, not 'yes'"
 
 
@@ -321,7 +321,7 @@ def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
         ("? [a]\n: 1\n", 1, "a key has to be text"),
         ("[" * 100_000, 1, "nested deeper"),
         ("a: " * (DEPTH_MAX + 1), 1, "mapping values are not allowed"),
-        ("a: [1\n", 2, "did not find expected"),
+        ("a: [1\n", 1, "did not find expected"),
         ("\ta: 1\n", 1, "indented with a tab"),
         ("a: 1\nb: \x07\n", 2, "character"),
         ("- 1\n", 1, "expected keys and values"),
@@ -347,7 +347,42 @@ def test_yaml_that_is_no_settings_file_is_refused(
 def test_a_name_of_kafkas_properties_says_where_it_belongs(
     file: Path, name: str, hint: str
 ) -> None:
-    assert problems(file, f"{name}: 1\n") == [(1, name, f"unknown key; {hint}")]
+    assert problems(file, f"{name}: 1\n") == [(1, name, f"unknown setting; {hint}")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("broker.id=0\nlisteners=PLAINTEXT://:9092\n", 1),
+        ("# Licensed to\n\n  ! a comment\nlog.dirs = /tmp/kafka\n# more\nnum.partitions=1\n", 4),
+    ],
+)
+def test_kafkas_properties_are_recognized(file: Path, text: str, line: int) -> None:
+    ((found_line, _, reason),) = problems(file, text)
+    assert (found_line, reason[:60]) == (
+        line, "this is not YAML, but KEY=VALUE as in Kafka's server.propert")  # fmt: skip
+
+
+def test_a_value_that_should_be_a_list_is_shown_as_one(file: Path) -> None:
+    assert problems(file, "listeners: 0.0.0.0:29195\nlog_dirs: /tmp/x\n") == [
+        (1, "listeners", "expected a list such as [0.0.0.0:29195], not '0.0.0.0:29195'"),
+        (2, "log_dirs", "expected a list such as [/tmp/x], not '/tmp/x'"),
+    ]
+
+
+def test_the_name_of_an_option_names_the_setting(file: Path) -> None:
+    assert problems(file, "data: /tmp/x\nlisten: h:1\n") == [
+        (1, "data", "unknown setting; did you mean log_dirs?"),
+        (2, "listen", "unknown setting; did you mean listeners?"),
+    ]
+
+
+def test_what_is_not_closed_is_reported_where_it_begins(file: Path) -> None:
+    expected = "while parsing a flow mapping, did not find expected ',' or '}'"
+    assert problems(file, "topics: {a: {\n  partitions: 1\n") == [(1, "", expected)]
+    assert problems(file, "topics: {a: {}\nhttp: h:1\n") == [
+        (2, "", f"{expected}; it begins on line 1")
+    ]
 
 
 def test_a_list_without_quotes_in_braces_names_the_quotes(file: Path) -> None:
@@ -358,7 +393,7 @@ def test_a_list_without_quotes_in_braces_names_the_quotes(file: Path) -> None:
 
 def test_control_characters_of_a_key_do_not_reach_the_terminal(file: Path) -> None:
     file.write_text('"\\e[2J": 1\n')
-    with pytest.raises(ConfigFileError, match=r"\\x1b\[2J: unknown key"):
+    with pytest.raises(ConfigFileError, match=r"\\x1b\[2J: unknown setting"):
         load(str(file))
 
 

@@ -74,6 +74,11 @@ def test_other_addresses_are_refused(text: object) -> None:
         parse_address(text)
 
 
+def test_a_url_in_place_of_an_address_is_refused_because_of_its_scheme() -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT, without http://, not 'http://h:1'"):
+        parse_address("http://h:1")
+
+
 @pytest.mark.parametrize(
     ("text", "address"),
     [
@@ -97,7 +102,7 @@ def test_a_listener_may_be_written_as_kafka_writes_it(text: str, address: Addres
         ("http://h:1", r"the protocol http:// is not supported"),
         ("PLAINTEXT://:9092", r"has no host; .* write 0\.0\.0\.0:9092"),
         ("PLAINTEXT://nonsense", r"expected HOST:PORT, not 'nonsense'"),
-        ("://h:1", "HOST:PORT|IPv6"),
+        ("://h:1", "expected HOST:PORT, without ://"),
         ("h:65536", "the port 65536 is above 65535"),
     ],
 )
