@@ -40,7 +40,6 @@ from admin.http.cleaner_text import (
 )
 from admin.rangeless_option import RangelessOption
 from admin.watch import watched
-from config import exit_codes
 
 
 @click.group(short_help="Show and control log compaction.")
@@ -107,14 +106,11 @@ def _for_each(
     as_json: bool,
     act: Callable[[str, int], tuple[Json, Sequence[str]]],
     summarize: Callable[[Sequence[Json]], Sequence[str]] = lambda _: (),
-    *,
-    harmless: HTTPStatus | None = None,
 ) -> None:
     """Act on each partition and print the results; continue if the broker refuses one.
 
     With `as_json`, print one object with `partitions` for a topic, and the API's answer for a
-    single partition. `summarize` returns the last lines of the text. A refusal with the status
-    `harmless` is no failure if there are other answers.
+    single partition. `summarize` returns the last lines of the text.
     """
     answers: list[Json] = []
     lines: list[str] = []
@@ -133,10 +129,7 @@ def _for_each(
     elif answers:
         show(answers[0], as_json, lambda _: lines)
     if refusals:
-        is_done = answers and all(
-            isinstance(error, ApiRefusedError) and error.status == harmless for error in refusals
-        )
-        code = exit_codes.DONE if is_done else min(map(code_of_refusal, refusals))
+        code = min(map(code_of_refusal, refusals))
         fail("\nvarve: ".join(map(refusal_text, refusals)), code)
 
 
@@ -187,15 +180,23 @@ def estimate(
 
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
         query = "" if slack is None else f"?slack={slack:.9f}"
-        answer = client.get(f"{partition_path(name, number)}/estimate{query}")
+        path = partition_path(name, number)
+        try:
+            answer = client.get(f"{path}/estimate{query}")
+        except ApiRefusedError as error:
+            status = client.get(path) if error.status == HTTPStatus.CONFLICT else {}
+            if status.get("end_offset") is None:  # it cannot be assessed
+                raise
+            reason = nothing_to_clean(status, rolled=False)
+            obstacle = {"topic": name, "partition": number, "obstacle": reason, "survival": []}
+            return obstacle, [f"{name}-{number}: {reason}"]
         return answer, estimate_lines(answer, with_groups=groups)
 
     def summarize(answers: Sequence[Json]) -> Sequence[str]:
         name = topic if partition is None else f"{topic}-{partition}"
         return survival_lines(name, answers) if survival else ()
 
-    places = select_partitions(client, topic, partition)
-    _for_each(places, as_json, ask, summarize, harmless=HTTPStatus.CONFLICT)  # nothing to clean
+    _for_each(select_partitions(client, topic, partition), as_json, ask, summarize)
 
 
 @cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")

@@ -179,7 +179,8 @@ def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
         return f"nothing to clean: {why}"
     text = str(answer["obstacle"])
     if answer["blocked_by"] == "active segment" and not rolled:
-        text = f"nothing can be cleaned now; use --roll to close the active segment first. {text}"
+        command = f"varve cleaner run {answer['topic']} {answer['partition']} --roll"
+        text = f"nothing can be cleaned now; `{command}` closes the active segment first. {text}"
     return text
 
 

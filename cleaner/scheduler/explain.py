@@ -326,7 +326,7 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     state = f"has {about_size(active_bytes)}" if active_bytes else "is empty"
     text = f"The active segment, from offset {v['end_offset']} on, {state}"
     if blocks:
-        text = f"{text}, and nothing is dirty"
+        text = f"{text}, and no closed segment is dirty"
     if not active_bytes:
         return f"{text}."
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"

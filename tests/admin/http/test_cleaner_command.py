@@ -1,5 +1,7 @@
 """What `varve cleaner` does if the broker refuses a request about some partitions of a topic."""
 
+import json
+
 import pytest
 from click.testing import CliRunner, Result
 
@@ -9,7 +11,10 @@ from admin.http.views import view
 
 
 def estimated(
-    monkeypatch: pytest.MonkeyPatch, refused: dict[int, tuple[int, str]], *options: str
+    monkeypatch: pytest.MonkeyPatch,
+    refused: dict[int, tuple[int, str]],
+    *options: str,
+    is_offline: bool = False,
 ) -> Result:
     """Estimate a topic of two partitions, of which the broker refuses some."""
 
@@ -17,8 +22,17 @@ def estimated(
         if path == "/partitions":
             return {"partitions": [{"partition": 0}, {"partition": 1}], "next": None}
         number = int(path.split("/")[3])
-        if number in refused:
+        if number in refused and path.endswith("/estimate"):
             raise ApiRefusedError(*refused[number])
+        if not path.endswith("/estimate"):
+            return {
+                "topic": "orders",
+                "partition": number,
+                "end_offset": None if is_offline else 0,
+                "to_clean": False,
+                "blocked_by": "active segment",
+                "obstacle": "It has 156 B.",
+            }
         figures = dict.fromkeys(("read_bytes", "written_bytes", "freed_bytes", "seconds"), 0)
         lists = {"groups": [], "by_slack": [], "by_dirty_ratio": [], "survival": []}
         return {"topic": "orders", "partition": number, "selective": False, **figures, **lists}
@@ -30,21 +44,25 @@ def estimated(
 NOTHING = (409, "orders-1 has no closed segment that can be cleaned")
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_an_estimate_of_a_topic_names_the_partitions_with_nothing_to_clean(
-    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
-    result = estimated(monkeypatch, {1: NOTHING}, *options)
-    assert result.exit_code == 0
-    assert result.stderr == f"varve: {NOTHING[1]}\n"
-    assert "orders" in result.stdout
-
-
-def test_an_estimate_fails_if_no_partition_has_one_or_another_refusal_comes(
+def test_an_estimate_says_what_to_do_about_partitions_with_nothing_to_clean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert estimated(monkeypatch, {0: NOTHING, 1: NOTHING}).exit_code == 1
+    result = estimated(monkeypatch, {1: NOTHING})
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "orders-0: there is nothing to clean now.",
+        "orders-1: nothing can be cleaned now; `varve cleaner run orders 1 --roll` closes the "
+        "active segment first. It has 156 B.",
+    ]
+    assert estimated(monkeypatch, {0: NOTHING, 1: NOTHING}, "--survival").exit_code == 0
+    (_, row) = json.loads(estimated(monkeypatch, {1: NOTHING}, "--json").stdout)["partitions"]
+    assert (row["partition"], row["obstacle"][:12]) == (1, "nothing can ")
+
+
+def test_an_estimate_fails_for_another_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert estimated(monkeypatch, {1: (503, "starting")}).exit_code == 1
+    offline = estimated(monkeypatch, {1: (409, "orders-1 is offline")}, is_offline=True)
+    assert (offline.exit_code, offline.stderr) == (1, "varve: orders-1 is offline\n")
 
 
 def test_a_clean_of_a_topic_fails_if_one_partition_cannot_be_cleaned(

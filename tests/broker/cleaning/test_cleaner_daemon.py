@@ -70,7 +70,10 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     produce(broker, 0, 5 * KEYS, "a")
     before = varve(broker, "run", "customers", "0")
     assert before.returncode == 0
-    assert "use --roll to close the active segment first" in before.stdout
+    hint = "`varve cleaner run customers 0 --roll` closes the active segment first"
+    assert hint in before.stdout
+    estimate = varve(broker, "estimate", "customers", "0")
+    assert (estimate.returncode, estimate.stdout) == (0, before.stdout)
     done = varve(broker, "run", "customers", "0", "--roll", "--wait", "--timeout", "60")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"customers-0 is clean below offset {5 * KEYS}" in done.stdout
@@ -183,8 +186,8 @@ def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path
         assert result["live_bytes"] is None
         text = varve(broker, "explain", "customers", "0").stdout
         assert re.search(
-            r"KiB, and nothing is dirty. It can be cleaned once it is rolled at 1.0 MiB or in "
-            r"(24.0|23.9) h",
+            r"KiB, and no closed segment is dirty. It can be cleaned once it is rolled at 1.0 MiB "
+            r"or in (24.0|23.9) h",
             text,
         ), text
         assert "would leave" not in text
@@ -302,6 +305,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         (["explain", "nowhere", "0"], 1, "no topic nowhere; `varve topics list` shows all"),
         (["explain", "customers", "9"], 1, "customers has no partition 9; its last one is 1"),
         (["run", "audit", "0"], 2, "audit-0 is not compacted: its cleanup.policy is delete"),
+        (["estimate", "audit", "0"], 2, "audit-0 is not compacted: its cleanup.policy is delete"),
         (["explain"], 2, "Missing argument 'TOPIC'"),
         (["explain", "nowhere"], 1, "no topic nowhere; `varve topics list` shows all"),
         (["pause", "nowhere-1"], 1, "varve: there is no topic nowhere"),
@@ -450,7 +454,7 @@ def test_a_file_with_an_error_changes_nothing_and_says_where(tmp_path: Path) -> 
         ]
         reasons = [line["reason"] for line in lines]
         assert reasons[0].startswith(f"{file}:{at}: cleaner.backoff_ms: expected")
-        assert reasons[1] == f"{file}:{end}: limitz: unknown key; did you mean limits?"
+        assert reasons[1] == f"{file}:{end}: limitz: unknown setting; did you mean limits?"
         client = ApiClient(f"http://127.0.0.1:{broker.http_port}")
         assert client.get("")["workers_wanted"] == 1
 

@@ -105,8 +105,8 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH,
          "t-0 has nothing to clean now: only closed segments are cleaned.",
-         "from offset 0 on, has 100 B, and nothing is dirty. It can be cleaned once it is "
-         "rolled at 1.0 GiB."),
+         "from offset 0 on, has 100 B, and no closed segment is dirty. It can be cleaned once it "
+         "is rolled at 1.0 GiB."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
          "open transaction.",
@@ -228,8 +228,8 @@ def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
     log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
     text = explained(log)
     assert any(
-        "has 2.2 MiB, and nothing is dirty. It can be cleaned once it is rolled at 64.0 MiB "
-        "or in 1.0 h" in item
+        "has 2.2 MiB, and no closed segment is dirty. It can be cleaned once it is rolled at 64.0 "
+        "MiB or in 1.0 h" in item
         for item in text
     )
     assert "2.2 MiB are not cleanable yet." in text

@@ -227,6 +227,7 @@ class CleanerApi:
         served = served_partition(self._topics, partition)
         answer = await self._pool.estimate(self._check_exists(served), slack)
         if answer is None:
+            _check_compacted(served)
             raise ApiError(409, f"{partition} has no closed segment that can be cleaned")
         estimate, seconds = answer
         rows = (group_json(group) for group in estimate.groups)
@@ -312,18 +313,8 @@ class CleanerApi:
         return {**self._explanation(partition, request), "rolled": rolled}
 
     def _check_cleanable(self, partition: Partition) -> None:
-        topic_partition, config = partition.partition, partition.log.config
-        if not config.policy_known:
-            raise ApiError(
-                409,
-                f"the cleanup.policy of {topic_partition} is unknown: set it in the settings file "
-                "or with an admin client",
-            )
-        if not config.compacts:
-            policy = ",".join(config.cleanup_policy) or "empty"
-            raise ApiError(
-                400, f"{topic_partition} is not compacted: its cleanup.policy is {policy}"
-            )
+        topic_partition = partition.partition
+        _check_compacted(partition)
         if not self._settings().enabled:
             raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
         if self._pool.operator.is_paused(topic_partition):
@@ -433,3 +424,17 @@ class CleanerApi:
         if not self._exists(partition):
             raise ApiError(404, f"{partition.partition} was deleted during the request")
         return partition.partition
+
+
+def _check_compacted(partition: Partition) -> None:
+    """Raise ApiError if the cleaner never cleans the partition because of its policy."""
+    topic_partition, config = partition.partition, partition.log.config
+    if not config.policy_known:
+        raise ApiError(
+            409,
+            f"the cleanup.policy of {topic_partition} is unknown: set it in the settings file or "
+            "with an admin client",
+        )
+    if not config.compacts:
+        policy = ",".join(config.cleanup_policy) or "empty"
+        raise ApiError(400, f"{topic_partition} is not compacted: its cleanup.policy is {policy}")
