@@ -34,13 +34,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from admin.kafka.client import error_text, unreachable_text
+from admin.kafka.client import KAFKA_ADDRESS_HINT, error_text, unreachable_text
 from broker.banner import command_name
 from config import exit_codes
 from config.security.clients import Cluster
 from config.units import about_size
 from protocol.client.administration import LogDirClient, RefusedError
-from protocol.client.connection import WireError
+from protocol.client.connection import NotKafkaError, WireError
 from protocol.client.librdkafka import connection_settings
 from protocol.errors import ProtocolError
 from storage.kernels import COMPILING, is_first_compilation
@@ -124,8 +124,7 @@ def _print_failure(error: Exception) -> None:
     refusal = error.args[0] if isinstance(error, KafkaException) else None
     text = error_text(refusal) if isinstance(refusal, KafkaError) else str(error)
     console = Console(stderr=True)
-    console.print("[red]demo failed:[/red]", end=" ")
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(f"varve: {text}", markup=False, soft_wrap=True)
     name = refusal.name() if isinstance(refusal, KafkaError) else getattr(error, "name", "")
     if name.endswith("AUTHORIZATION_FAILED"):
         console.print(NEEDS, markup=False, soft_wrap=True)
@@ -196,6 +195,8 @@ def _connect(cluster: Cluster) -> LogDirClient:
     """Check that a broker answers: librdkafka would retry silently for 30 seconds."""
     try:
         client = LogDirClient(cluster)
+    except NotKafkaError as error:
+        raise NoBrokerError(f"{error}. {KAFKA_ADDRESS_HINT}") from error
     except WireError as error:
         raise DemoError(str(error)) from error
     except (OSError, ProtocolError) as error:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound=BlockingClient)
 
 REQUEST_SECONDS: Final = 30.0
+KAFKA_ADDRESS_HINT: Final = (
+    "Give the broker's address for Kafka clients, one of its listeners (--bootstrap)"
+)
 
 bootstrap_option = click.option(
     "--bootstrap",
@@ -45,7 +48,7 @@ def connected(
     `needs`: the permissions of the command, for the message when the broker refuses it.
     """
     from protocol.client.administration import RefusedError
-    from protocol.client.connection import WireError
+    from protocol.client.connection import NotKafkaError, WireError
     from protocol.errors import ProtocolError
 
     try:
@@ -55,6 +58,8 @@ def connected(
         fail(unreachable_text(bootstrap, error, command_security()), exit_codes.UNREACHABLE)
     except RefusedError as error:
         fail(f"{error}{_permissions(error.name, needs)}")
+    except NotKafkaError as error:
+        fail(f"{error}. {KAFKA_ADDRESS_HINT}", exit_codes.UNREACHABLE)
     except (WireError, ProtocolError) as error:
         fail(str(error))
 

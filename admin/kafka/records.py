@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from admin.command import fail, with_command_config
+from admin.command import TOPICS_HINT, fail, with_command_config
 from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
@@ -101,7 +101,9 @@ def produce(
 
     with librdkafka(bootstrap, needs=needs) as settings:
         admin = AdminClient(settings)
-        partition_numbers(admin, topic, partition)  # ends the process if they do not exist
+        hint = f"{TOPICS_HINT}, `varve topics create` makes a new one"
+        # Ends the process if they do not exist.
+        partition_numbers(admin, topic, partition, hint=hint)
         client = Producer(
             settings
             | {

@@ -1,6 +1,7 @@
 """`varve topics`: list, describe, create, change and delete topics, over the Kafka protocol."""
 
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -35,10 +36,35 @@ if TYPE_CHECKING:
 POLICY: Final = "cleanup.policy"
 TOPICS_PER_REQUEST: Final = 200  # in one DescribeConfigs request
 
+
+def _parse_settings(
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    """Return the keys and values of "KEY=VALUE" texts, as Kafka writes them.
+
+    Values may have units, as in the settings file. Raises click.BadParameter.
+    """
+    from config.topics.keys import InvalidTopicConfigError, parse_value
+
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"expected KEY=VALUE, not {text!r}")
+        if key == "partitions":
+            raise click.BadParameter("use --partitions for the number")
+        try:
+            pairs[key] = parse_value(key, value, units=True)
+        except InvalidTopicConfigError as error:
+            raise click.BadParameter(str(error)) from None
+    return pairs
+
+
 set_option = click.option(
     "--set",
     "settings",
     multiple=True,
+    callback=_parse_settings,
     metavar="KEY=VALUE",
     help="Set a topic setting, such as retention.ms=7d or segment.bytes=64MiB. Repeatable.",
 )
@@ -159,6 +185,7 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
         **_policy_json(entries),
         "settings": None if entries is None else _set_values(entries),
         "set_to_default": [] if entries is None else _set_to_default(entries),
+        "set_by": {} if entries is None else _set_by(entries),
         "partitions": partitions,
     }
     show(answer, as_json, _describe_lines)
@@ -184,6 +211,21 @@ def _set_to_default(entries: "dict[str, ConfigEntry]") -> list[str]:
     )
 
 
+def _set_by(entries: "dict[str, ConfigEntry]") -> dict[str, str]:
+    """Return where each setting is set: "topic", "settings file", "broker" or "nowhere"."""
+    return {name: _place(entry) for name, entry in sorted(entries.items()) if not entry.is_default}
+
+
+def _place(entry: "ConfigEntry") -> str:
+    from config.topics.keys import ConfigSource
+
+    return {
+        ConfigSource.UNKNOWN: "nowhere",
+        ConfigSource.DYNAMIC_TOPIC: "topic",
+        ConfigSource.STATIC_BROKER: "settings file",
+    }.get(ConfigSource(_source(entry)), "broker")
+
+
 def _source(entry: "ConfigEntry") -> int:
     return int(entry.source)  # type: ignore[call-overload,no-any-return]
 
@@ -198,14 +240,28 @@ def _describe_lines(answer: Json) -> list[str]:
         ]
     else:
         lines = [f"{title}, {_policy_text(answer)}"]
+    if answer["policy_unknown"]:
+        lines += [
+            "The broker neither cleans nor expires it until you set cleanup.policy, here or in the "
+            "settings file;",
+            f"`varve cleaner explain {topic}` says why.",
+        ]
     if answer["settings"]:
         lines += ["", "Settings that are set; all others have their defaults:"]
         for name, value in answer["settings"].items():
-            mark = ", the default" if name in answer["set_to_default"] else ""
-            lines.append(f"  {_setting(name, value)}{mark}")
+            mark = ", same as the default" if name in answer["set_to_default"] else ""
+            lines.append(f"  {_setting(name, value)}{_PLACES[answer['set_by'][name]]}{mark}")
     table = [("PARTITION", "OFFSETS", "SIZE")]
     table += [(str(row["partition"]), _offsets(row), _size(row)) for row in rows]
     return [*lines, "", *columns(table, right={0, 2})]
+
+
+_PLACES: Final = {
+    "topic": "",
+    "settings file": ", from the settings file",
+    "broker": ", from the broker's settings",
+    "nowhere": ", unknown",
+}
 
 
 def _offsets(row: Json) -> str:
@@ -227,7 +283,7 @@ def _offsets(row: Json) -> str:
 @bootstrap_option
 @with_command_config
 def create_topic(
-    topic: str, *, partitions: int | None, settings: tuple[str, ...], bootstrap: str
+    topic: str, *, partitions: int | None, settings: dict[str, str], bootstrap: str
 ) -> None:
     """Create TOPIC, for example:
 
@@ -236,10 +292,9 @@ def create_topic(
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    values = _pairs(settings)
     with librdkafka(bootstrap, needs=f"CREATE on topic:{topic} or on the cluster") as connection:
         admin = AdminClient(connection)
-        new = NewTopic(topic, num_partitions=partitions or -1, config=values)
+        new = NewTopic(topic, num_partitions=partitions or -1, config=settings)
         (future,) = admin.create_topics([new], operation_timeout=REQUEST_SECONDS).values()
         future.result()
     click.echo(f"{printable(topic)} is created.")
@@ -258,7 +313,7 @@ def create_topic(
 def alter_topic(
     topic: str,
     *,
-    settings: tuple[str, ...],
+    settings: dict[str, str],
     unset: tuple[str, ...],
     partitions: int | None,
     bootstrap: str,
@@ -281,14 +336,13 @@ def alter_topic(
         ResourceType,
     )
 
-    values = _pairs(settings)
-    if both := sorted(values.keys() & set(unset)):
+    if both := sorted(settings.keys() & set(unset)):
         raise click.UsageError(f"--set and --unset of the same key: {both[0]}")
-    if not values and not unset and partitions is None:
+    if not settings and not unset and partitions is None:
         raise click.UsageError("give --set, --unset or --partitions")
     entries = [
         ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in values.items()
+        for key, value in settings.items()
     ]
     entries += [
         ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset
@@ -297,12 +351,12 @@ def alter_topic(
     needs = f"{' and '.join(operations)} on topic:{topic}"
     with librdkafka(bootstrap, needs=needs) as connection:
         admin = AdminClient(connection)
-        warning = _keyless_warning(admin, connection, topic, values)  # before a clean removes any
+        warning = _keyless_warning(admin, connection, topic, settings)  # before a clean removes any
         if entries:
             resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
             (future,) = admin.incremental_alter_configs([resource]).values()
             future.result(REQUEST_SECONDS)
-            for key, value in values.items():
+            for key, value in settings.items():
                 click.echo(printable(f"{topic}: {_setting(key, value)}"))
             if unset:
                 (results,) = _settings(admin, [topic]).values()
@@ -388,8 +442,8 @@ def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
 
 def _unset_text(key: str, result: "ConfigEntry") -> str:
     """Say which value applies after the topic's own was removed."""
-    source = "the default" if result.is_default else "from the settings file or the broker"
-    return f"{_setting(key, result.value)}, {source}"
+    source = ", the default" if result.is_default else _PLACES[_place(result)]
+    return f"{_setting(key, result.value)}{source}"
 
 
 def _setting(key: str, value: str | None) -> str:
@@ -405,20 +459,20 @@ def _setting(key: str, value: str | None) -> str:
 
 
 def partition_numbers(
-    admin: "AdminClient", topic: str, partition: int | None = None
+    admin: "AdminClient", topic: str, partition: int | None = None, *, hint: str = TOPICS_HINT
 ) -> Sequence[int]:
     """Return all partitions of a topic, or the one that is named.
 
-    Ends the process if the topic or the partition does not exist.
+    Ends the process if the topic or the partition does not exist; for a topic it names a similar
+    one, or gives the `hint`.
     """
     # All topics: a request for one topic may create it (auto.create.topics.enable).
-    found = admin.list_topics(timeout=REQUEST_SECONDS).topics.get(topic)
+    topics = admin.list_topics(timeout=REQUEST_SECONDS).topics
+    found = topics.get(topic)
     if found is None:
         hidden = ", or you may not describe it" if hides_resources() else ""
-        fail(
-            f"there is no topic {topic}{hidden}; {TOPICS_HINT}, `varve topics create` makes a new "
-            "one"
-        )
+        near = difflib.get_close_matches(topic, topics, n=1)
+        fail(f"there is no topic {topic}{hidden}; {f'did you mean {near[0]}?' if near else hint}")
     count = len(found.partitions)
     if partition is None:
         return range(count)
@@ -465,24 +519,3 @@ def _sizes(bootstrap: str) -> dict[str, dict[int, int]] | None:
 
 def _size(row: Json) -> str:
     return "-" if row["size_bytes"] is None else about_size(row["size_bytes"])
-
-
-def _pairs(texts: Iterable[str]) -> dict[str, str]:
-    """Return the keys and values of "KEY=VALUE" texts, as Kafka writes them.
-
-    Values may have units, as in the settings file. Raises click.BadParameter.
-    """
-    from config.topics.keys import InvalidTopicConfigError, parse_value
-
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise click.BadParameter(f"expected KEY=VALUE, not {text!r}", param_hint="--set")
-        if key == "partitions":
-            raise click.BadParameter("use --partitions for the number", param_hint="--set")
-        try:
-            pairs[key] = parse_value(key, value, units=True)
-        except InvalidTopicConfigError as error:
-            raise click.BadParameter(str(error), param_hint="--set") from None
-    return pairs

@@ -56,6 +56,10 @@ class WireError(Exception):
     """Base class of errors between the client and the brokers."""
 
 
+class NotKafkaError(WireError):
+    """The server at the address speaks another protocol."""
+
+
 class BrokerRefusedError(WireError):
     """A broker answered with an error; `code` is the Kafka error code."""
 
@@ -145,7 +149,7 @@ class BlockingConnection:
         deadline = time.monotonic() + timeout_seconds
         (size,) = struct.unpack(">i", self._read_exactly(4, deadline))
         if size == _HTTP:
-            raise WireError(f"{self.address} answers with HTTP, not with the Kafka protocol")
+            raise NotKafkaError(f"{self.address} answers with HTTP, not with the Kafka protocol")
         if not 0 < size <= FRAME_BYTES_MAX:
             raise WireError(f"{self.address} announces a response of {size} bytes")
         answered, body = decode_response(key, version, self._read_exactly(size, deadline))

@@ -131,8 +131,10 @@ def test_a_listener_of_another_protocol_is_recognized(
         output = " ".join(capsys.readouterr().err.split())
         assert "A listener with SASL needs security.protocol=SASL_SSL" in output
     with running_varve(tmp_path / "open") as broker:
-        assert demo.run(Cluster(broker.url.removeprefix("http://"))) == exit_codes.FAILED
-        assert "answers with HTTP, not with the Kafka protocol" in capsys.readouterr().err
+        assert demo.run(Cluster(broker.url.removeprefix("http://"))) == exit_codes.UNREACHABLE
+        output = capsys.readouterr().err
+        assert output.startswith("varve: ")
+        assert "answers with HTTP, not with the Kafka protocol. Give the broker's" in output
 
 
 def test_a_demo_without_permissions_names_them_and_needs_no_others(

@@ -112,10 +112,33 @@ def test_a_setting_that_is_set_to_its_default_is_shown_as_such(broker: VarveBrok
     done(broker, "topics", "create", "usual", "--set", "retention.ms=7d", "--set", "segment.ms=1d")
     lines = done(broker, "topics", "describe", "usual").splitlines()
     assert lines[3:5] == [
-        "  retention.ms=604800000 (7 d), the default",
+        "  retention.ms=604800000 (7 d), same as the default",
         "  segment.ms=86400000 (1 d)",
     ]
     assert answered(broker, "topics", "describe", "usual")["set_to_default"] == ["retention.ms"]
+
+
+def test_a_setting_of_the_settings_file_is_shown_as_such(tmp_path: Path) -> None:
+    in_file = {"cleanup.policy": "delete", "segment.bytes": 1 << 20}
+    settings = {"topics": {"filed": in_file}, "topic_defaults": {"retention.ms": 60_000}}
+    with running_varve(tmp_path, settings) as broker:
+        done(broker, "topics", "alter", "filed", "--set", "cleanup.policy=compact")
+        output = done(broker, "topics", "alter", "filed", "--unset", "cleanup.policy")
+        assert output == "filed: cleanup.policy=delete, from the settings file\n"
+        lines = done(broker, "topics", "describe", "filed").splitlines()
+    assert lines[3:6] == [
+        "  cleanup.policy=delete, from the settings file, same as the default",
+        "  retention.ms=60000 (1 min), from the settings file",
+        "  segment.bytes=1048576 (1 MiB), from the settings file",
+    ]
+
+
+def test_a_topic_that_is_missing_is_answered_with_a_similar_name(broker: VarveBroker) -> None:
+    created(broker, "wholesalers")
+    similar = "there is no topic wholesaler, or you may not describe it; did you mean wholesalers?"
+    assert refused(broker, "topics", "delete", "wholesaler") == f"varve: {similar}\n"
+    assert "topics create" not in refused(broker, "topics", "delete", "qqqq")
+    assert "`varve topics create` makes" in refused(broker, "produce", "qqqq")
 
 
 def compacted(broker: VarveBroker, topic: str) -> str:
@@ -201,10 +224,15 @@ def test_what_does_not_exist_is_named_before_a_confirmation(
     ("arguments", "code", "reason"),
     [
         (("create", "there"), exit_codes.FAILED, "varve: topic there exists already\n"),
-        (("create", "new", "--set", "a=b"), exit_codes.USAGE, "--set: a: unknown topic config\n"),
+        (("create", "new", "--set", "a=b"), exit_codes.USAGE, "'--set': a: unknown setting\n"),
         (("create", "new", "--set", "partitions=3"), exit_codes.USAGE, "use --partitions"),
         (("create", "new", "--set", "retention.ms=7w"), exit_codes.USAGE, "ms, s, min, h, d, not"),
         (("create", "new", "--set", "a"), exit_codes.USAGE, "expected KEY=VALUE, not 'a'"),
+        (
+            ("alter", "there", "--set", "cleanup.policy", "compact"),
+            exit_codes.USAGE,
+            "'--set': expected KEY=VALUE, not 'cleanup.policy'",
+        ),
         (
             ("alter", "there", "--set", "segment.msec=1"),
             exit_codes.USAGE,
@@ -256,7 +284,10 @@ def test_an_unknown_policy_is_called_so_and_an_empty_one_empty(tmp_path: Path) -
     with running_varve(tmp_path, settings) as broker:
         rows = done(broker, "topics", "list").splitlines()[1:]
         assert [row.split()[2:4] for row in rows] == [["policy", "empty"], ["policy", "unknown"]]
-        assert done(broker, "topics", "describe", "left").startswith("left: 1 partition, policy un")
+        described = done(broker, "topics", "describe", "left").splitlines()
+        assert described[0] == "left: 1 partition, policy unknown"
+        assert "neither cleans nor expires it until you set cleanup.policy" in described[1]
+        assert "  cleanup.policy=, unknown" in described
         listed = answered(broker, "topics", "list")["topics"]
         assert [row["policy_unknown"] for row in listed] == [False, True]
         over_http = json.loads(broker.get("/api/v1/topics"))["topics"]
@@ -272,7 +303,8 @@ def test_a_broker_that_is_gone_is_unreachable() -> None:
 def test_the_address_of_the_other_protocol_is_recognized(broker: VarveBroker) -> None:
     http = broker.url.removeprefix("http://")
     result = CliRunner().invoke(main, ["topics", "list", "--bootstrap", http])
-    assert f"varve: {http} answers with HTTP, not with the Kafka protocol" in result.stderr
+    assert result.exit_code == exit_codes.UNREACHABLE
+    assert f"varve: {http} answers with HTTP, not with the Kafka protocol. Give" in result.stderr
     result = CliRunner().invoke(main, ["cleaner", "status", "--http", broker.bootstrap])
     assert "Is this the broker's HTTP address (--http)?" in result.stderr
 
