@@ -184,10 +184,10 @@ class Partition:
                     await yield_to_loop()
                 yield
             finally:
-                if self.log.has_parts:
-                    # While a change is pending they stay: the next change removes them.
-                    with suppress(DirectoryStalledError):
-                        self.change(self.log.drop_parts)
+                # While a change is pending they stay: the next change removes them.
+                with suppress(DirectoryStalledError):
+                    while self.log.has_parts and self.change(self.log.drop_last_parts):
+                        await yield_to_loop()
 
     async def _append_part(self, records: memoryview, header: BatchHeader, now_ms: int) -> bool:
         log = self.log

@@ -283,13 +283,16 @@ class Log:
         """Return whether parts of a batch are behind the end."""
         return self._state.segments.active.has_parts
 
-    def drop_parts(self) -> None:
-        """Remove the parts of a batch that is not appended. Raises LogDirectoryError."""
+    def drop_last_parts(self) -> bool:
+        """Remove the last parts of a batch that is not appended; return whether some are left.
+
+        Raises LogDirectoryError.
+        """
         state = self._state
         if state.is_closed:
-            return  # `close` has removed them; a deleted log needs no change
+            return False  # `close` has removed them; a deleted log needs no change
         try:
-            state.segments.active.drop_parts()
+            return state.segments.active.drop_last_parts()
         except OSError as error:
             raise state.fail_log("truncation of", error) from error
 

@@ -22,6 +22,7 @@ from protocol.produce_codec import ProducedPartition
 from storage.env import ReadBuffer
 from storage.format.batch import HEADER_BYTES, LOG_APPEND_TIME, ControlType, read_header, stamp
 from storage.format.filenames import LOG
+from storage.segments import segment as segment_module
 from storage.segments.segment import PART_BYTES
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, log_repair_of
 from tests.support.broker.large_batches import large_batches
@@ -273,6 +274,31 @@ async def test_a_client_that_leaves_meanwhile_leaves_no_parts(go_on: asyncio.Eve
         assert (await behind).base_offset == 0
         check_files(partition)
         assert values(partition) == [b"behind"]
+
+
+async def test_the_parts_of_a_batch_that_is_not_appended_are_removed_in_turns(
+    go_on: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[int] = []
+    truncate = MemoryFile.truncate
+
+    def note(file: MemoryFile, size: int) -> None:
+        if file.path.endswith(LOG):
+            removed.append(file.size() - size)
+        truncate(file, size)
+
+    monkeypatch.setattr(MemoryFile, "truncate", note)
+    monkeypatch.setattr(segment_module, "DROPPED_BYTES", 300)
+    async with topic() as (broker, partition):
+        go_on.set()
+        large = await in_parts(broker, partition)
+        active = partition.log.segments.active
+        await until(lambda: active.file.size() >= active.size_bytes + 1_000)
+        large.cancel()
+        await asyncio.wait([large])
+        assert sum(removed) >= 1_000
+        assert max(removed) <= 300
+        check_files(partition)
 
 
 async def test_a_replica_that_moves_meanwhile_has_the_batch_once(go_on: asyncio.Event) -> None:

@@ -172,7 +172,7 @@ def truncate_to_the_same_size(log: Log) -> None:
 
 
 def drop(log: Log) -> None:
-    log.drop_parts()
+    log.drop_last_parts()
 
 
 def fail_another(log: Log) -> None:
@@ -236,12 +236,12 @@ def test_a_refused_or_repeated_batch_leaves_the_log_as_before(env: MemoryEnv) ->
     write_parts(log, refused)
     with pytest.raises(OutOfOrderSequenceError):
         finish(log, refused)
-    log.drop_parts()
+    log.drop_last_parts()
     assert content(env, 0, LOG) == before
     repeated = large_batch(base_sequence=0, **fields)
     write_parts(log, repeated)
     assert finish(log, repeated).duplicate
-    log.drop_parts()
+    log.drop_last_parts()
     assert content(env, 0, LOG) == before
     check_files(log)
 
@@ -269,7 +269,7 @@ def test_a_deleted_log_takes_no_parts(env: MemoryEnv) -> None:
     log, batch = open_log(env, LARGE), large_batch()
     write_parts(log, batch, 3)
     log.mark_deleted()
-    log.drop_parts()
+    log.drop_last_parts()
     with pytest.raises(LogClosedError):
         write_part(log, batch)
     with pytest.raises(LogClosedError):
@@ -347,7 +347,7 @@ def test_a_batch_that_was_refused_never_comes_back(seed: int) -> None:
     write_parts(log, batch)
     log.flush()
     if rng.random() < 0.5:
-        log.drop_parts()
+        log.drop_last_parts()
     env = env.crash() if rng.random() < 0.5 else env.kill()
     again = open_log(env, LARGE, recovery_point=1)
     assert (offsets_in(again), again.log_end_offset) == ([0], 1)
