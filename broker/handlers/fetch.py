@@ -77,6 +77,7 @@ BYTES_AT_ONCE: Final = 1 << 10  # of a frame: about so many partitions
 # for responses (broker/network/response_memory.py).
 NAMED_BYTES: Final = 300
 COLLECTED_BYTES: Final = 250
+ABORTED_BYTES: Final = 50  # of an aborted transaction: the index entry, and its row of the response
 
 Fetched = FetchedPartition[FetchSlice]
 
@@ -122,12 +123,13 @@ def fetch(
     if len(targets) > PARTITIONS_AT_ONCE:
         return _wait(context, header, request, session, targets)
     collected = _collect(context, header, request, targets)
-    if not collected.not_ready and _is_enough(request, targets, collected):
+    is_short = collected.aborted_rows <= WHOLE_ROWS_MAX  # otherwise memory is reserved first
+    if not collected.not_ready and is_short and _is_enough(request, targets, collected):
         if context.meters is not None:
             throttled = _throttle(context, header, request, session, collected)
             if throttled is not None:
                 return throttled
-        if collected.aborted_rows > WHOLE_ROWS_MAX or not _all_cached(collected.slices):
+        if not _all_cached(collected.slices):
             return _answer_later(services, header, request, session, collected)
         return _answer(services, header, request, session, collected)
     return _wait(context, header, request, session, targets)
@@ -533,8 +535,10 @@ async def _wait(
 
     `slot` is one that the caller has taken; it is given back after the first time.
     """
+    size_bytes = (NAMED_BYTES + COLLECTED_BYTES) * len(targets)
     if slot is None:
-        await _reserve(context, COLLECTED_BYTES * len(targets))
+        await _reserve(context, size_bytes)
+    aborted_max = WHOLE_ROWS_MAX  # more of them need memory
     services = context.services
     wait = DataWait()
     max_wait_s = min(request.max_wait_ms, MAX_WAIT_MS) / 1000
@@ -561,6 +565,11 @@ async def _wait(
                 loads = loads + 1 if is_loaded else LOADS_MAX
                 continue
             loads = 0
+            if collected.aborted_rows > aborted_max:
+                aborted_max = 2 * collected.aborted_rows  # the next pass may find some more
+                del collected
+                await _reserve(context, size_bytes + ABORTED_BYTES * aborted_max)
+                continue
             if wait.is_over or _is_enough(request, targets, collected):
                 break
             await wait.wait(_missing_bytes(request, collected))

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
+from broker.handlers import fetch as fetch_module
+from broker.handlers.list_offsets import READ_COMMITTED
+from broker.network.response_memory import ResponseMemory
 from broker.topics.producer_ids import Producer
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import TRANSACTIONAL, Record, build_batch
 from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
-from tests.support.protocol.raw_client import produce_request
+from tests.support.protocol.raw_client import fetch_request, produce_request
 from tests.support.storage.memory_env import MemoryEnv
 
 ID = "tx"
@@ -345,3 +348,29 @@ async def test_a_transactional_id_finds_this_broker(broker: Broker, version: int
     answer = await kafka_request(broker, ApiKey.FIND_COORDINATOR, body, version)
     found = answer.coordinators[0] if version >= 4 else answer
     assert (found.error_code, found.node_id) == (0, 1)
+
+
+async def test_many_aborted_transactions_in_a_fetch_count_as_memory_of_its_response(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Responses of megabytes waited in memory for clients that did not read them."""
+    producer = await start(broker)
+    assert await add(broker, producer, "orders") == [0]
+    assert await produce(broker, producer, version=11) == 0
+    await end(broker, producer, commit=False)
+    monkeypatch.setattr(fetch_module, "WHOLE_ROWS_MAX", 0)  # so that one counts as many
+    monkeypatch.setattr(fetch_module, "ABORTED_BYTES", 1 << 20)
+    reserved, grow_to = list[int](), ResponseMemory.grow_to
+
+    async def note(memory: ResponseMemory, response_bytes: int) -> None:
+        reserved.append(response_bytes)
+        await grow_to(memory, response_bytes)
+
+    monkeypatch.setattr(ResponseMemory, "grow_to", note)
+    body = fetch_request("orders", 0)
+    body.isolation_level, body.max_wait_ms = READ_COMMITTED, 10_000
+    (topic,) = (await kafka_request(broker, ApiKey.FETCH, body, 12)).responses
+    (aborted,) = topic.partitions[0].aborted_transactions
+    assert aborted.producer_id == producer.producer_id
+    assert max(reserved) > 1 << 20
+    assert not broker.listener.response_budget.used_bytes
