@@ -241,11 +241,10 @@ def _describe_lines(answer: Json) -> list[str]:
     else:
         lines = [f"{title}, {_policy_text(answer)}"]
     if answer["policy_unknown"]:
-        lines += [
-            "The broker neither cleans nor expires it until you set cleanup.policy, here or in the "
-            "settings file;",
-            f"`varve cleaner explain {topic}` says why.",
-        ]
+        lines.append(
+            "The broker neither cleans nor expires it until cleanup.policy is set, in the settings "
+            f"file or with `varve topics alter {topic} --set cleanup.policy=...`."
+        )
     if answer["settings"]:
         lines += ["", "Settings that are set; all others have their defaults:"]
         for name, value in answer["settings"].items():

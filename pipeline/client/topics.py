@@ -28,7 +28,7 @@ from pipeline.client.source_options import connection_options
 from pipeline.client.wire_errors import UnknownTopicError, UnreachableBrokerError
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
-from protocol.client.connection import WireError
+from protocol.client.connection import NotKafkaError, WireError
 from protocol.client.librdkafka import connection_settings
 from storage.model import TopicPartition
 
@@ -87,7 +87,7 @@ def as_job_errors() -> Iterator[None]:
 
     try:
         yield
-    except UnreachableBrokerError as error:
+    except (UnreachableBrokerError, NotKafkaError) as error:
         raise JobError(str(error), exit_codes.UNREACHABLE) from error
     except UnknownTopicError as error:
         raise JobError(f"topic does not exist: {', '.join(error.names)}") from error

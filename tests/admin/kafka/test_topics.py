@@ -286,7 +286,7 @@ def test_an_unknown_policy_is_called_so_and_an_empty_one_empty(tmp_path: Path) -
         assert [row.split()[2:4] for row in rows] == [["policy", "empty"], ["policy", "unknown"]]
         described = done(broker, "topics", "describe", "left").splitlines()
         assert described[0] == "left: 1 partition, policy unknown"
-        assert "neither cleans nor expires it until you set cleanup.policy" in described[1]
+        assert "neither cleans nor expires it until cleanup.policy is set" in described[1]
         assert "  cleanup.policy=, unknown" in described
         listed = answered(broker, "topics", "list")["topics"]
         assert [row["policy_unknown"] for row in listed] == [False, True]

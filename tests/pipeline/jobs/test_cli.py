@@ -26,6 +26,7 @@ from pipeline.jobs.adopt import worst_exit_code
 from pipeline.jobs.compact import CompactResult, PartitionResult, lines
 from pipeline.progress import SilentReporter
 from pipeline.stages.planning import Limits
+from protocol.client.connection import NotKafkaError
 
 ROOT = Path(__file__).parents[3]
 
@@ -128,6 +129,12 @@ def test_a_session_for_stages_has_a_small_jvm_unless_its_options_are_given(
             open_engine("spark", None, options, SilentReporter()),
         ):
             pass
+
+
+def test_a_server_of_another_protocol_is_no_broker() -> None:
+    with pytest.raises(JobError) as caught, as_job_errors():
+        raise NotKafkaError("127.0.0.1:9644 answers with HTTP")
+    assert caught.value.code == exit_codes.UNREACHABLE
 
 
 @pytest.mark.parametrize("command", [["compact", "t"], ["adopt", "run1"]])
