@@ -332,7 +332,9 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
         wait_ms = int(v["closes_ms"]) - at_ms
-        rolls += f" or in {about_span(wait_ms)}" if wait_ms > 0 else " or because of its age, now"
+        rolls += f" or in {about_span(wait_ms)}"
+        if wait_ms <= 0:
+            rolls = "rolled, which is due because of its age"
     if "min.compaction.lag.ms" in v:
         lag = about_span(int(v["min.compaction.lag.ms"]))
         rolls = f"{rolls}, and older than min.compaction.lag.ms ({lag})"

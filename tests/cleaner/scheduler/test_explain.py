@@ -220,7 +220,7 @@ def test_a_log_without_a_verdict_is_explained() -> None:
 def test_an_active_segment_whose_roll_is_due_names_no_time() -> None:
     log = facts([segment(0, 20, 2_300_000)], active_closes_ms=NOW.wall_ms)
     (text,) = (item for item in explained(log) if item.startswith("The active segment"))
-    assert text.endswith(" or because of its age, now.")
+    assert text.endswith("It can be cleaned once it is rolled, which is due because of its age.")
 
 
 def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
