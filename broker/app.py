@@ -378,6 +378,7 @@ class Broker:
             fail_directory=self.failed_directories.fail,
             damage_skipped=self._damage_removed,
             segment_history=self._segment_history,
+            listeners=self.addresses,
         )
         return HttpEndpoint(
             self.settings,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from config.address import Address
+from config.settings import Settings
 from config.units import counted
 
 STOP: Final = "Ctrl-C or SIGTERM"
-DEMO: Final = "demo --bootstrap {} --rate 50000 --keep"  # as README, tutorial and console say
+DEMO: Final = "demo --bootstrap {} --rate 50000 --keep"  # as README and tutorial say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,6 @@ class ReadyFacts:
     def text(self) -> str:
         """Return the bound addresses, the data directories and commands to try next."""
         bootstrap = self.listeners[0].here
-        command = command_name()
         topics = f"{counted(self.topics, 'topic')} with {counted(self.partitions, 'partition')}"
         rows = [
             ("Kafka", ", ".join(str(address) for address in self.listeners)),
@@ -38,7 +38,7 @@ class ReadyFacts:
         ]
         if self.is_open:
             rows += [
-                ("try", f"{command} {DEMO.format(bootstrap)}"),
+                ("try", demo_command(self.listeners[0])),
                 ("", f"kcat -b {bootstrap} -L"),
             ]
         rows.append(("stop", f"{STOP} (process {os.getpid()})"))
@@ -64,6 +64,16 @@ class ReadyFacts:
     def console(self) -> str:
         """Return the address of the console for a browser on this machine."""
         return f"{self.http_scheme}://{self.http.here}/"
+
+
+def is_open(settings: Settings) -> bool:
+    """Return whether clients of the first listener need neither credentials nor permissions."""
+    return not settings.authorization.enabled and settings.listeners[0].protocol == "PLAINTEXT"
+
+
+def demo_command(listener: Address) -> str:
+    """Return the command that runs the demo on a bound listener."""
+    return f"{command_name()} {DEMO.format(listener.here)}"
 
 
 def command_name() -> str:

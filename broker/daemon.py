@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from broker.app import Broker
-from broker.banner import ReadyFacts
+from broker.banner import ReadyFacts, is_open
 from broker.event_loop.directory_threads import THREADS_MAX
 from broker.lifecycle import systemd
 from broker.lifecycle.reload import SECRETS_ERRORS
@@ -125,6 +125,5 @@ def ready_facts(broker: Broker) -> ReadyFacts:
         log_dirs=tuple(settings.log_dirs),
         topics=len(topics),
         partitions=sum(topic.partition_count for topic in topics),
-        is_open=not settings.authorization.enabled
-        and settings.listeners[0].protocol == "PLAINTEXT",
+        is_open=is_open(settings),
     )

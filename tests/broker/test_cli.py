@@ -293,10 +293,7 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
     assert "--bootstrap" not in replace(facts, is_open=False).text(), "it would be refused"
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/tutorials/getting-started.md", "broker/http/static/pages/topics.js"],
-)
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/getting-started.md"])
 def test_every_page_recommends_the_demo_that_the_broker_recommends(page: str) -> None:
     assert f"varve {DEMO.format('127.0.0.1:9092')}" in (ROOT / page).read_text()
 

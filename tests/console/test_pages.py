@@ -324,7 +324,9 @@ def test_an_unknown_partition_and_a_stopped_broker_are_told(page: Page, tmp_path
         page.locator("main").get_by_role("link", name="topics", exact=True).click()
         open_page(page, broker, "topics")
         expect(page.get_by_text("No topics yet")).to_be_visible()
+        expect(page.locator("main code")).to_contain_text(f"demo --bootstrap {broker.bootstrap} ")
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_text("No topics yet")).to_have_count(0)
 
 
 def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) -> None:

@@ -1,12 +1,13 @@
 """/api/v1/overview: readiness, data directories and totals, for the console's first page."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
 
+from broker.banner import demo_command, is_open
 from broker.erasure.erasures import Erasures
 from broker.event_loop.loop_turns import Turns
 from broker.http.api.attention import Problem, problems
@@ -17,6 +18,7 @@ from broker.lifecycle.reload import Reloader
 from broker.network.request_context import Services
 from broker.topics.log_maintenance import LogMaintenance
 from cleaner.scheduler.cleaner_pool import CleanerPool
+from config.address import Address
 from config.settings import CleanerSettings
 from config.topics.names import INTERNAL_TOPICS
 
@@ -38,6 +40,7 @@ class OverviewApi:
         erasures: Erasures,
         settings: Callable[[], CleanerSettings],
         version: str,
+        listeners: Sequence[Address],
     ) -> None:
         self._env = services.env
         self._manager = services.manager
@@ -50,6 +53,8 @@ class OverviewApi:
         self._erasures = erasures
         self._settings = settings
         self._version = version
+        self._listeners = listeners
+        self._is_open = is_open(services.settings)
         self._began = self._env.monotonic()
 
     def routes(self) -> Iterator[web.RouteDef]:
@@ -71,10 +76,15 @@ class OverviewApi:
                     asdict(problem) for problem in await self._problems(not_ready, turns)
                 ],
                 "topics": len(self._topics) - sum(name in self._topics for name in INTERNAL_TOPICS),
+                "demo": self._demo(),
                 "directories": self._directories(),
                 **await self._traffic(turns),
             }
         )
+
+    def _demo(self) -> str | None:
+        """Return a command that runs the demo here; None if the broker would refuse it."""
+        return demo_command(self._listeners[0]) if self._is_open and self._listeners else None
 
     async def _problems(self, not_ready: list[str], turns: Turns) -> list[Problem]:
         damaged = Counter[str]()

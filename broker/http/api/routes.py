@@ -1,6 +1,6 @@
 """The routes of the HTTP API and the console: which part of the broker answers which request."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import web
 
@@ -55,6 +55,7 @@ from broker.topics.log_maintenance import LogMaintenance
 from broker.version import installed_version
 from broker.views.scheduler import ViewScheduler
 from cleaner.scheduler.cleaner_pool import CleanerPool
+from config.address import Address
 from storage.errors import LogDirectoryError
 from storage.model import TopicPartition
 
@@ -77,10 +78,12 @@ def make_routes(
     fail_directory: FailDirectory,
     damage_skipped: Callable[[TopicPartition], None],
     segment_history: SegmentHistory,
+    listeners: Sequence[Address],
 ) -> Routes:
     """Return every route. `handlers` answers requests as it answers those of Kafka clients.
 
-    `damage_skipped` is called after damage of a partition was skipped.
+    `damage_skipped` is called after damage of a partition was skipped. `listeners` are the bound
+    ones, none before clients are served.
     """
     settings, version = services.effective_settings.cleaner, installed_version()
     repair = LogRepair(
@@ -113,6 +116,7 @@ def make_routes(
         erasures=key_erasures,
         settings=settings,
         version=version,
+        listeners=listeners,
     )
     events = EventsApi(services, pool, readiness, log_maintenance, reloader)
     return Routes(

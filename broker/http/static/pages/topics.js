@@ -1,7 +1,7 @@
 // Topics: all of them, and the partitions of one.
 
-import { html, useState } from "../vendor/preact-htm.js";
-import { pages } from "../api.js";
+import { html, useEffect, useState } from "../vendor/preact-htm.js";
+import { get, pages } from "../api.js";
 import { bytes, number, percent, plural } from "../format.js";
 import { List, More } from "../parts/list.js";
 import { viewOf } from "../parts/partitions.js";
@@ -23,17 +23,22 @@ export function TopicsPage() {
     <input type="checkbox" checked=${showsInternal} onChange=${(event) => setShowsInternal(event.target.checked)} />
     Show internal topics
   </label>`;
-  const empty = html`<${Empty} title="No topics yet">
-    <a href="#/create-topic">Create one</a> here or with any Kafka client, or try
-    <code>varve demo --bootstrap 127.0.0.1:9092 --rate 50000 --keep</code>. After <code>make run</code>,${" "}
-    <code>varve</code> is <code>.venv/bin/varve</code>.
-  <//>`;
   return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
     <${List} path=${`/api/v1/topics?internal=${showsInternal}`} noun="topics" limit=${PAGE} milliseconds=${POLL_MS}
       events="/api/v1/events/topics"
-      tools=${() => internal} empty=${empty}>
+      tools=${() => internal} empty=${html`<${NoTopics} />`}>
       ${(rows) => html`<${TopicTable} rows=${rows} />`}
     <//>`;
+}
+
+// With the command of a demo, unless this broker would refuse it or the user may not see the overview.
+function NoTopics() {
+  const [demo, setDemo] = useState(null);
+  useEffect(() => {
+    get("/api/v1/overview").then((overview) => setDemo(overview.demo), () => setDemo(null));
+  }, []);
+  return html`<${Empty} title="No topics yet"><a href="#/create-topic">Create one</a> here or with any Kafka
+    client${demo ? html`, or try<br /><code>${demo}</code>` : "."}<//>`;
 }
 
 function TopicTable({ rows }) {

@@ -13,6 +13,7 @@ export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, 
   const query = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}&contains=${encodeURIComponent(filter)}`;
   const state = usePoll(() => pages(query, key, count), milliseconds, [query, count], events);
   if (off && state.error?.status === 409) return off;
+  const isEmpty = !state.data?.rows.length; // no longer true, perhaps, once the broker does not answer
   return html`
     <div class="tools">
       <label>${label}
@@ -20,7 +21,7 @@ export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, 
       </label>
       ${tools?.(state.reload)}
     </div>
-    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
+    <${Loaded} state=${state.error && isEmpty ? { ...state, data: null } : state}>${({ rows, hasMore }) => html`
       ${rows.length ? children(rows, state.reload) : filter ? html`<${NoneMatches} noun=${noun} />` : empty}
       <${More} hasMore=${hasMore} noun=${noun} onMore=${() => setCount(count + 1)} />
     `}<//>`;

@@ -89,6 +89,16 @@ async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker:
     ]
 
 
+async def test_the_overview_recommends_a_demo_on_the_own_listener_unless_it_would_be_refused(
+    broker: Broker,
+) -> None:
+    command = f"demo --bootstrap {broker.addresses[0]} "
+    assert command in (await get(broker, "/api/v1/overview"))["demo"]
+    closed = {"authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]}}
+    async with broker_in_memory(MemoryEnv(seed=9), **closed) as other:
+        assert (await get(other, "/api/v1/overview"))["demo"] is None
+
+
 async def test_a_topic_with_an_unknown_policy_needs_attention(broker: Broker) -> None:
     topic = broker.topics.existing("orders")
     topic.config = replace(topic.config, policy_known=False)
