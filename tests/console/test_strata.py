@@ -1,6 +1,7 @@
 """The picture of a partition: a log that shrinks is seen to shrink."""
 
 import re
+import time
 from itertools import count
 
 import pytest
@@ -13,11 +14,11 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from admin.client import ApiClient, partition_path
 from tests.console.conftest import CONFIG
-from tests.support.console import confirm, open_page
+from tests.support.console import box_of, confirm, open_page
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
@@ -161,6 +162,75 @@ def test_the_past_has_no_list_between_two_swaps_of_one_clean(
     expect(page.locator(".replay output")).to_have_text("00:00:20 UTC")
     picture = page.locator(".strata canvas")
     expect(picture).to_have_attribute("aria-label", re.compile("^3 segments, 13.0 MiB"))
+
+
+def pixel(page: Page, share: float) -> list[int]:
+    """Return the colour of the picture in the middle of its height, at a share of its width."""
+    return list(
+        page.locator(".strata canvas").evaluate(
+            """(canvas, share) => [...canvas.getContext("2d").getImageData(
+              Math.floor(canvas.width * share), Math.floor(canvas.height * 0.435), 1, 1).data]""",
+            share,
+        )
+    )
+
+
+def draw(page: Page, broker: VarveBroker, *segments: tuple[int, float]) -> None:
+    """Open a page of these segments: MiB and the age of the newest record in seconds."""
+    now_ms = int(time.time() * 1000)
+    rows = [
+        [n, n + 1, size << 20, now_ms, now_ms - int(1000 * age), -1, -1]
+        for n, (size, age) in enumerate(segments)
+    ]
+    log = {"log_start_offset": 0, "log_end_offset": len(rows), "view_horizon": None}
+    page.route("**/segments?*", lambda route: route.fulfill(json={"segments": rows, **log}))
+    open_page(page, broker, "topics/clicks/0")
+    expect(page.locator(".strata canvas")).to_have_attribute(
+        "aria-label", re.compile(f"^{len(rows)} segments")
+    )
+
+
+def test_the_colour_of_a_lone_closed_segment_is_the_same_at_every_age(
+    page: Page, broker: VarveBroker
+) -> None:
+    draw(page, broker, (8, 2), (1, 0))
+    young = pixel(page, 0.4)
+    page.unroute("**/segments?*")
+    page.goto("about:blank")
+    draw(page, broker, (8, 3600), (1, 3600))
+    assert pixel(page, 0.4) == young
+
+
+def test_segments_of_nearly_the_same_age_have_nearly_the_same_colour(
+    page: Page, broker: VarveBroker
+) -> None:
+    draw(page, broker, (8, 3660), (8, 3600), (1, 0))
+    older, younger = pixel(page, 0.2), pixel(page, 0.7)
+    assert older != younger
+    assert max(abs(a - b) for a, b in zip(older, younger, strict=True)) < 60
+
+
+def test_an_empty_active_segment_is_an_outline(page: Page, broker: VarveBroker) -> None:
+    draw(page, broker, (8, 60), (0, 0))
+    canvas = page.locator(".strata canvas")
+    box = box_of(canvas)
+    paper = pixel(page, 1 - 3 / box["width"])
+    page.unroute("**/segments?*")
+    page.goto("about:blank")
+    draw(page, broker, (8, 60), (1, 0))
+    assert pixel(page, 1 - 3 / box["width"]) != paper
+    assert paper[3] == 0, "nothing is drawn in it"
+
+
+def test_a_finger_taps_a_segment_and_its_facts_stay(browser: Browser, broker: VarveBroker) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    page = context.new_page()
+    open_page(page, broker, "topics/customers/0")
+    reading = page.locator(".reading")
+    expect(reading).to_have_text("Tap a segment to see what it is.")
+    page.locator(".strata canvas").tap()
+    expect(reading).to_contain_text("newest record")
+    context.close()
 
 
 def test_an_empty_partition_is_drawn_as_empty(page: Page, broker: VarveBroker) -> None:

@@ -26,6 +26,8 @@ const AGES = [
   [143, 90, 50],
   [88, 55, 35],
 ];
+const MIDDLE = 0.35; // the place in AGES of a log of one age
+const CONTRAST = 0.1; // ages that differ by a tenth have all colours
 const LAMINAE = 9;
 
 // Model ----------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ export function Strata({ model, largest, isLive }) {
   return html`<figure class="strata">
     <div class="layers">
       <canvas ref=${canvas} tabindex="0" role="img" aria-label=${useMemo(() => summary(model, largest), [model, largest])}
-        onPointerMove=${point} onPointerDown=${point} onPointerLeave=${() => setChosen(null)} onKeyDown=${press}></canvas>
+        onPointerMove=${point} onPointerDown=${point} onPointerLeave=${(event) => event.pointerType === "mouse" && setChosen(null)} onKeyDown=${press}></canvas>
       ${shares[chosen] && html`<div class="frame" style=${placeOf(shares[chosen], view)}></div>`}
     </div>
     <div class="under">
@@ -181,7 +183,7 @@ function summary(model, largest) {
 function hint(model) {
   const { job } = model.facts;
   if (job) return `A clean runs: ${STAGES[job.stage] || "starting"}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}.`;
-  return "Point at a segment, or use the arrow keys.";
+  return matchMedia("(pointer: coarse)").matches ? "Tap a segment to see what it is." : "Point at a segment, or use the arrow keys.";
 }
 
 function describe(segment, model) {
@@ -336,6 +338,12 @@ function paintSegments(context, model, places, width, colors) {
     // Wide segments have a gap between them; narrow ones overlap, or their seams would show, and many gaps
     // beside the hatching would flicker.
     const wide = right - left > 12 ? right - left - 1 : right - left + 0.7;
+    if (!segment.sizeBytes) {
+      context.strokeStyle = colors.active;
+      context.lineWidth = 1;
+      context.strokeRect(left + 0.5, BAND.top + 0.5, Math.max(1, wide - 1), BAND.height - 1);
+      return;
+    }
     context.fillStyle = segment.kind === "active" ? colors.active : ageColor(model.atMs - segment.newestMs, youngest, oldest);
     context.fillRect(left, BAND.top, wide, BAND.height);
     if (segment.kind === "dirty") fill(context, hatch, left, wide);
@@ -365,17 +373,20 @@ function fill(context, pattern, left, width) {
   context.fillRect(left, BAND.top, width, BAND.height);
 }
 
+// The active segment has its own colour, so its age does not count.
 function ageRange(model) {
-  const ages = model.segments.filter((s) => s.newestMs > 0).map((s) => Math.max(1, model.atMs - s.newestMs));
+  const ages = model.segments.filter((s) => s.kind !== "active" && s.newestMs > 0).map((s) => Math.max(1, model.atMs - s.newestMs));
   return ages.length ? [Math.min(...ages), Math.max(...ages)] : [1, 1];
 }
 
-// On a logarithmic scale between the youngest and the oldest segment of this log.
+// On a logarithmic scale between the youngest and the oldest segment of this log. The closer their ages are,
+// the closer are their colours, so that no colour jumps while the log only ages.
 function ageColor(age, youngest, oldest) {
   const low = Math.log(youngest + 1);
   const high = Math.log(oldest + 1);
-  const share = high - low < 0.01 ? 0.35 : (Math.log(Math.max(youngest, age) + 1) - low) / (high - low);
-  const at = Math.min(0.9999, Math.max(0, share)) * (AGES.length - 1);
+  const share = (Math.log(Math.max(youngest, age) + 1) - low) / (high - low || 1);
+  const contrast = Math.min(1, (high - low) / CONTRAST);
+  const at = Math.min(0.9999, Math.max(0, MIDDLE + contrast * (share - MIDDLE))) * (AGES.length - 1);
   const [first, second] = [AGES[Math.floor(at)], AGES[Math.floor(at) + 1]];
   const mixed = first.map((part, index) => Math.round(part + (second[index] - part) * (at % 1)));
   return `rgb(${mixed.join(" ")})`;
@@ -475,7 +486,7 @@ function paintBrackets(context, model, places, width, colors) {
     const right = Math.min(width, places[index - 1][1]);
     const nbytes = model.segments.slice(begin, index).reduce((sum, segment) => sum + segment.sizeBytes, 0);
     begin = index;
-    if (right - left < 2) continue;
+    if (right - left < 2 || !nbytes) continue;
     context.strokeStyle = kind === "dirty" ? colors.dirty : colors.soft;
     context.lineWidth = kind === "dirty" ? 3 : 1.5;
     context.beginPath();
