@@ -281,6 +281,9 @@ def test_a_clean_that_cannot_start_is_told_with_its_reason(
     expect(notice).to_contain_text("younger than min.compaction.lag.ms")
     open_page(page, broker, "topics")
     expect(row_with(page, young)).to_contain_text("not cleanable yet")
+    open_page(page, broker, f"topics/{young}")
+    reason = page.locator("td[data-title='Blocked by']")
+    expect(reason).to_contain_text("min.compaction.lag.ms")
 
 
 def test_a_clean_of_an_empty_partition_is_told_why_it_does_nothing(
@@ -295,6 +298,7 @@ def test_a_clean_of_an_empty_partition_is_told_why_it_does_nothing(
     confirm(page, "Clean now")
     notice = page.locator(".notice")
     expect(notice).to_have_text("There is nothing to clean: the partition is empty.")
+    expect(page.locator("section > .buttons > button.main")).to_have_count(0)
     buttons = box_of(page.locator("section > .buttons"))
     assert box_of(notice)["y"] >= buttons["y"] + buttons["height"] + 8
 

@@ -240,6 +240,7 @@ def test_an_empty_partition_is_drawn_as_empty(page: Page, broker: VarveBroker) -
     open_page(page, broker, f"topics/{name}/0")
     assert width(page) < 0.1
     expect(page.locator(".reading")).to_have_text("Active, empty, next offset 0.")
+    expect(page.get_by_text(re.compile(r"^Earlier states: none since 20.* UTC\."))).to_be_visible()
     page.get_by_text("Segments as a table").click()
     expect(page.get_by_role("row").nth(1)).to_contain_text("empty")
 

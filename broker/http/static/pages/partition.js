@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, partitionPath, post } from "../api.js";
-import { ago, bytes, clock, number, offsets, OUTCOMES, percent, plural, reduction, span } from "../format.js";
+import { ago, bytes, clock, dateTime, number, offsets, OUTCOMES, percent, plural, reduction, span } from "../format.js";
 import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
 import { onePerSecond, remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
@@ -46,7 +46,8 @@ function Partition({ topic, partition, model, isGone, isStale, reload }) {
       ${!isGone && model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
     <${Strata} model=${shown} largest=${largest} isLive=${!isGone && !isStale && position === times.length - 1} />
-    <${Replay} times=${times} position=${position} choose=${choose} newest=${isGone || isStale ? "last" : "live"} />
+    <${Replay} times=${times} position=${position} choose=${choose} newest=${isGone || isStale ? "last" : "live"}
+      sinceMs=${past?.since_ms} />
     <div class="columns">
       ${!isGone && html`<section key="why">
         <h2>Why</h2>
@@ -94,8 +95,12 @@ function useReplay(model, past) {
   return { shown, largest, times: states.map((state) => state.atMs), position, choose };
 }
 
-function Replay({ times, position, choose, newest }) {
-  if (times.length < 2) return null;
+// `sinceMs`: from when on the broker knows the states; undefined before it has answered.
+function Replay({ times, position, choose, newest, sinceMs }) {
+  if (times.length < 2) {
+    return sinceMs !== undefined && html`<p class="small">Earlier states: none since ${dateTime(sinceMs)} UTC. The broker
+      keeps them in memory, so a restart loses them.</p>`;
+  }
   const isLive = position === times.length - 1;
   const shown = isLive ? newest : clock(times[position]);
   const move = (event) => {
@@ -121,8 +126,9 @@ function Controls({ topic, partition, facts, disabled, reload }) {
   };
   if (!isCompacted(facts)) return null;
   return html`<div class="buttons">
-    ${!facts.paused && html`<${Action} label="Clean now" kind="main" disabled=${disabled}
-      question="The broker closes the active segment and cleans the partition next, whatever its dirty ratio. Records that min.compaction.lag.ms or an open transaction protects stay."
+    ${!facts.paused && html`<${Action} label="Clean now" kind=${facts.to_clean || facts.dirty_bytes ? "main" : ""} disabled=${disabled}
+      hint="Closes the active segment, then cleans"
+      question="Like varve cleaner run --roll, this closes the active segment, and cleans the partition next, whatever its dirty ratio. Records that min.compaction.lag.ms or an open transaction protects stay."
       act=${act("run", { roll: true })} />`}
     ${facts.paused
       ? html`<${Action} key="resume" label="Resume" disabled=${disabled} question="The partition may be cleaned again." act=${act("resume")} />`
@@ -169,7 +175,9 @@ function Ratios({ rows, chosen }) {
     { title: "Reads", className: "number", cell: (row) => bytes(row.read_bytes) },
     { title: "Writes", className: "number", cell: (row) => bytes(row.written_bytes) },
   ];
-  return html`<${Table} caption="Costs of other dirty ratios" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.ratio} />`;
+  return html`<${Table} caption="Costs of other dirty ratios" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.ratio} />
+    <p class="small"><b>Log up to</b> is the largest size of the log, <b>Clean every</b> what clients write between two
+      cleans, and <b>Reads</b> and <b>Writes</b> the bytes of one clean.</p>`;
 }
 
 function NextClean({ cost }) {

@@ -56,7 +56,7 @@ function TopicTable({ rows }) {
 
 // The bytes of records that a clean would keep, as far as cleans have counted them.
 export function live(row) {
-  return row.live_bytes === null ? html`<span class="small">not counted</span>` : bytes(row.live_bytes);
+  return row.live_bytes === null ? html`<span class="small">not counted<span class="block">by a clean yet</span></span>` : bytes(row.live_bytes);
 }
 
 // The bytes that a clean would read, and those that are not cleanable yet.
@@ -136,7 +136,7 @@ function Partitions({ topic, rows, hasMore, hasView }) {
     { title: "Size", className: "number", cell: (p) => bytes(p.size_bytes) },
     { title: "Segments", className: "number", cell: (p) => number(p.segments) },
     ...(isCompacted(rows[0]) ? ofCompacted : []),
-    { title: "State", cell: partitionState },
+    { title: "Blocked by", cell: blockedBy },
   ];
   return html`<p>${policyTags(policy, hasView ? topic : null)} ${hasMore && "the first "}${plural(rows.length, "partition")}, ${bytes(size)}</p>
     <${Table} caption=${`Partitions of ${topic}`} stacks=${true} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />
@@ -157,11 +157,12 @@ function layers(partition) {
     label=${`${bytes(clean)} clean, ${bytes(dirty)} dirty, ${bytes(rest)} not cleanable yet`} />`;
 }
 
-function partitionState(partition) {
+// Why no clean of it begins now.
+function blockedBy(partition) {
   if (partition.damage.length) return html`<${Tag} kind="bad">damaged<//>`;
   if (partition.paused) return html`<${Tag} kind="warn">paused<//>`;
   if (partition.job) return html`<${Tag} kind="busy">cleaning<//>`;
   if (partition.to_clean) return html`<${Tag} kind="busy">waits for a worker<//>`;
   if (partition.blocked_by === "policy") return ""; // the tags above say that it is not compacted
-  return partition.blocked_by ? html`<span class="small">${partition.blocked_by.replaceAll("_", " ")}</span>` : "";
+  return partition.blocked_by ? html`<span class="small">${partition.blocked_by}</span>` : "";
 }

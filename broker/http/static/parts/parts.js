@@ -266,8 +266,8 @@ export function useAnswer(ask) {
 // A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
 // type this text first. Children are the fields of a form, in place of a question. Buttons that take
 // turns in one place have a `key` each: an open question must not become the other one. What cannot be undone
-// is of the kind "bad", and red.
-export function Action({ label, question, act, kind = "", confirm = null, title = null, disabled = false, children }) {
+// is of the kind "bad", and red. `hint` is shown when one points at the button.
+export function Action({ label, question, act, kind = "", confirm = null, title = null, hint = null, disabled = false, children }) {
   const dialog = useRef(null);
   const [typed, setTyped] = useState("");
   const { busy, error, attempt, reset } = useAttempt();
@@ -282,7 +282,7 @@ export function Action({ label, question, act, kind = "", confirm = null, title 
   };
   const isReady = confirm === null || typed === confirm;
   return html`
-    <button type="button" class=${kind} disabled=${disabled} onClick=${open} aria-label=${title || undefined}>${label}</button>
+    <button type="button" class=${kind} disabled=${disabled} onClick=${open} aria-label=${title || undefined} title=${hint || undefined}>${label}</button>
     <dialog ref=${dialog} aria-label=${title || label}>
       <form onSubmit=${run}>
         <h2>${title || label}${question && "?"}</h2>

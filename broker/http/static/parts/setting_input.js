@@ -59,7 +59,7 @@ function Subset({ id, value, choices, onChange }) {
   const subsets = [...choices, choices.join(","), ""];
   const chosen = choices.filter((choice) => value.split(",").includes(choice)).join(",");
   return html`<select id=${id} value=${chosen} onChange=${onChange}>
-    ${subsets.map((each) => html`<option key=${each} value=${each} selected=${each === chosen}>${each.replaceAll(",", " and ") || "neither"}</option>`)}
+    ${subsets.map((each) => html`<option key=${each} value=${each} selected=${each === chosen}>${each.replaceAll(",", " and ") || "neither (empty value)"}</option>`)}
   </select>`;
 }
 
