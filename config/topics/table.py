@@ -83,7 +83,7 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "delete",
         "What happens to old data: `delete` deletes old segments by retention, `compact` keeps the "
         "latest record of each key. A topic can have both. An empty value keeps everything. "
-        "`dedupe` is an old name of `compact`.",
+        "The broker reads `dedupe`, an old name, as `compact`.",
         choices=POLICIES,
     )
     yield TopicKey(
