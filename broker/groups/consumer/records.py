@@ -191,9 +191,8 @@ def largest_record_bytes(
     subscribed = after.subscribed_topics(member)
     counts = [topic.partition_count for name, topic in topics.items() if name in subscribed]
     # A topic may be in the record twice: with partitions that stay, and with those to revoke.
-    assignment_bytes = sum(
-        TOPIC_BYTES * min(count, 2) + PARTITION_BYTES * count for count in counts
-    )
+    mentions = 2 * len(counts) - counts.count(1)
+    assignment_bytes = TOPIC_BYTES * mentions + PARTITION_BYTES * sum(counts)
     resolved_bytes = [
         _names_bytes(resolved.topics) + len(regex.encode())
         for regex, resolved in after.regexes.items()
