@@ -283,6 +283,7 @@ class LiveConsumerGroup:
         )
         owned_before = updated.member.assigned.keys()
         self._change(group)
+        self._start_session(request.member_id)  # the client may leave in any of the next turns
         self._resolved_ms = {
             expression: regexes[expression].resolved_ms
             for expression in self.group.regexes
@@ -410,6 +411,7 @@ class LiveConsumerGroup:
             error = await asyncio.shield(append)
             return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
         self._change(next_group)
+        self._start_session(member_id)  # the client may leave in any of the next turns
         await turns.take()
         await self._assign(client)
         await turns.take()

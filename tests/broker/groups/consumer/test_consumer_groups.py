@@ -51,6 +51,7 @@ from protocol.messages import (
 from protocol.table_compiler import ELEMENTS_PER_SLICE
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format.batch import HEADER_BYTES
+from tests.support.broker.groups.classic_client import ClassicClient
 from tests.support.broker.groups.consumer_group_world import (
     REBALANCE_MS,
     Client,
@@ -789,6 +790,32 @@ async def test_the_change_of_a_client_that_leaves_while_its_records_are_encoded_
     assert "b" in before.members
     world.restart()
     assert group(world) == before
+
+
+@pytest.mark.parametrize("is_classic", [False, True])
+async def test_a_member_whose_client_leaves_during_its_join_has_a_session_timeout(
+    every_turn_is_over: None, is_classic: bool
+) -> None:
+    is_over, turns = False, 0
+    while not is_over:
+        world, _ = make_world(orders=2)
+        first = Client(world, "a")
+        await converge(first)
+        second = ClassicClient(world, "b", instance_id="b") if is_classic else Client(world, "b")
+        join = asyncio.ensure_future(
+            second.join() if isinstance(second, ClassicClient) else second.heartbeat()
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = join.done()
+        join.cancel()
+        await asyncio.wait([join])
+        for _ in range(10):
+            await world.clock.advance(SESSION_MS / 5)
+            await first.heartbeat()
+        assert group(world).members.keys() == {"a"}, f"left after {turns} turns"
+        turns += 1
+    assert turns > 5
 
 
 async def test_a_member_does_not_join_a_group_that_is_deleted_while_topics_are_looked_up(
