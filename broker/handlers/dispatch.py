@@ -186,7 +186,7 @@ class Dispatcher:
         if len(frame) > WHOLE_BYTES_MAX:
             return self._handle_large(handler, context, header, frame)
         request = decode_body(header, frame)
-        if _asks_for_list(key, request):
+        if _asks_for_list(header, request):
             return self._handle_list(handler, context, header, request)
         answer = handler(context, header, request)
         if isinstance(answer, Message):
@@ -307,14 +307,14 @@ class Dispatcher:
             self._services.quotas.charge_request(context.meters, nanoseconds)
 
 
-def _asks_for_list(key: int, request: Message) -> bool:
+def _asks_for_list(header: RequestHeader, request: Message) -> bool:
     """Return whether a small request may have a large response."""
     match request:
         case MetadataRequest(topics=topics):
-            return topics is None
+            return topics is None or (header.api_version == 0 and not topics)
         case OffsetFetchRequest(topics=topics, groups=groups):
             return topics is None or any(group.topics is None for group in groups)
-    return key in LISTS
+    return header.api_key in LISTS
 
 
 async def free_rows(message: Message) -> None:

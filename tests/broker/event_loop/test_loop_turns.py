@@ -637,8 +637,9 @@ async def test_offsets_with_much_metadata_are_appended_in_turns(
             ROWS,
         ),
         ((ApiKey.METADATA, 9, m.MetadataRequest(topics=None)), m.MetadataResponseTopic, 2),
+        ((ApiKey.METADATA, 0, m.MetadataRequest(topics=[])), m.MetadataResponseTopic, 2),
     ],
-    ids=lambda value: value[0].name.lower() if isinstance(value, tuple) else "",
+    ids=lambda value: f"{value[0].name.lower()}-{value[1]}" if isinstance(value, tuple) else "",
 )
 async def test_rows_of_a_number_of_lists_at_most_are_in_memory_at_a_time(
     case: Case,
