@@ -101,7 +101,8 @@ class TxnIndexEntries(Sequence[TxnIndexEntry]):
         """Return the entries, of some rows, of transactions that began before an offset."""
         if not rows:
             return TxnIndexEntries()
-        entries = _as_array(self._rows)[rows.start : rows.stop]
+        # A copy, because a thread may append meanwhile, and no array may refer to the bytes then.
+        entries = _as_array(self._rows[rows.start * ENTRY_BYTES : rows.stop * ENTRY_BYTES])
         return self._of(bytearray(entries[entries["first_offset"] < end].tobytes()))
 
     @classmethod

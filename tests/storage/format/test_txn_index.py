@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.format import txn_index
 from storage.format.index import CorruptIndexError
 from storage.format.txn_index import (
     ENTRY_BYTES,
@@ -133,6 +134,20 @@ def test_the_search_opens_no_segment_behind_the_range() -> None:
         raise AssertionError("nothing can begin before the end of the range here")
 
     assert aborted_in(segments(), 0, 8) == ENTRIES[:1]
+
+
+def test_a_thread_may_append_during_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a disk hangs, the event loop goes on while a thread finishes the append of a marker."""
+    entries, as_array = TxnIndexEntries(ENTRIES), txn_index._as_array
+
+    def append_meanwhile(raw: bytearray) -> object:
+        array = as_array(raw)
+        entries.append(TxnIndexEntry(3, 80, 90, 80))
+        return array
+
+    monkeypatch.setattr(txn_index, "_as_array", append_meanwhile)
+    assert aborted_in([entries], 0, 10) == ENTRIES
+    assert len(entries) == 3
 
 
 def test_entries_are_a_sequence_like_their_list() -> None:
