@@ -137,8 +137,10 @@ def _uniform_different_topics(
 class _Loads:
     """Finds the member with the fewest partitions among the subscribers of a topic.
 
-    Topics with the same subscribers share a heap of loads and members. An entry whose member has
-    another load now is corrected when it comes first; a member that has lost some gets a new one.
+    There is a heap of loads and members for each subscription, and one of the first members of its
+    subscriptions for each topic: memory grows with members and names, not with their product. An
+    entry that is too low is corrected when it comes first; a member that has lost partitions gets a
+    new one.
     """
 
     def __init__(
@@ -149,44 +151,55 @@ class _Loads:
     ) -> None:
         """`owned` are the partitions of each member; the caller changes them."""
         self._owned = owned
-        sharing: dict[frozenset[str], list[str]] = defaultdict(list)  # members by subscription
-        for member in members:
-            sharing[member.topics].append(member.member_id)
-        numbers: dict[str, list[int]] = defaultdict(list)  # of the subscriptions with a topic
-        for number, names in enumerate(sharing):
-            for name in names:
-                numbers[name].append(number)
-        groups = list(sharing.values())
-        shared: dict[tuple[int, ...], list[tuple[int, str]]] = {}
-        self._heaps: dict[bytes, list[tuple[int, str]]] = {}  # by topic
+        numbers: dict[frozenset[str], int] = {}
+        self._number_of = {  # of the subscription of a member
+            member.member_id: numbers.setdefault(member.topics, len(numbers)) for member in members
+        }
+        self._members: list[list[tuple[int, str]]] = [[] for _ in numbers]
+        for member_id, number in self._number_of.items():
+            self._members[number].append((len(owned[member_id]), member_id))
+        by_name: dict[str, list[tuple[int, str, int]]] = {name: [] for name in topics}
+        for heap in self._members:
+            heapq.heapify(heap)
+        for names, number in numbers.items():
+            for name in names & by_name.keys():
+                by_name[name].append((*self._members[number][0], number))
+        self._heaps_of = [  # of the topics of a subscription
+            [by_name[name] for name in names & by_name.keys()] for names in numbers
+        ]
+        self._heaps = {topics[name].topic_id: heap for name, heap in by_name.items() if heap}
         self.subscribers: dict[bytes, int] = {}  # their number, by topic
-        self._of_member: dict[str, list[list[tuple[int, str]]]] = defaultdict(list)
-        for topic in topics.values():
-            key = tuple(numbers.get(topic.name, ()))
-            if key and key not in shared:
-                ids = [member_id for number in key for member_id in groups[number]]
-                heap = shared[key] = [(len(owned[member_id]), member_id) for member_id in ids]
-                heapq.heapify(heap)
-                for member_id in ids:
-                    self._of_member[member_id].append(heap)
-            if key:
-                self._heaps[topic.topic_id] = shared[key]
-                self.subscribers[topic.topic_id] = sum(len(groups[number]) for number in key)
+        for topic_id, firsts in self._heaps.items():
+            heapq.heapify(firsts)
+            self.subscribers[topic_id] = sum(len(self._members[number]) for *_, number in firsts)
 
     def least(self, topic_id: bytes) -> str:
         """Return the subscriber of a topic that has the fewest partitions."""
         heap = self._heaps[topic_id]
         while True:
-            load, member_id = heap[0]
-            present = len(self._owned[member_id])
-            if load == present:
+            load, member_id, number = heap[0]
+            present = self._first(number)
+            if (load, member_id) == present:
                 return member_id
-            heapq.heapreplace(heap, (present, member_id))
+            heapq.heapreplace(heap, (*present, number))
 
     def lost(self, member_id: str) -> None:
         """Note that a member has lost partitions."""
-        for heap in self._of_member[member_id]:
-            heapq.heappush(heap, (len(self._owned[member_id]), member_id))
+        number, entry = self._number_of[member_id], (len(self._owned[member_id]), member_id)
+        heapq.heappush(self._members[number], entry)
+        if self._first(number) == entry:
+            for heap in self._heaps_of[number]:
+                heapq.heappush(heap, (*entry, number))
+
+    def _first(self, number: int) -> tuple[int, str]:
+        """Return the lowest load of a subscription, and its member."""
+        heap = self._members[number]
+        while True:
+            load, member_id = heap[0]
+            present = len(self._owned[member_id])
+            if load == present:
+                return heap[0]
+            heapq.heapreplace(heap, (present, member_id))
 
 
 # Each round moves at least one partition to a member with at least two less, so it ends; the bound

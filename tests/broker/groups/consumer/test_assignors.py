@@ -1,6 +1,8 @@
 """Server-side assignors: what a balanced assignment is, and that it stays."""
 
+import tracemalloc
 from collections.abc import Iterator
+from itertools import combinations
 
 import pytest
 
@@ -13,7 +15,10 @@ ORDERS, BILLS = b"o" * 16, b"b" * 16
 
 def topics(**partitions: int) -> dict[str, TopicMetadata]:
     ids = {"orders": ORDERS, "bills": BILLS}
-    return {name: TopicMetadata(name, ids[name], count) for name, count in partitions.items()}
+    return {
+        name: TopicMetadata(name, ids.get(name) or name.encode().rjust(16), count)
+        for name, count in partitions.items()
+    }
 
 
 def subscriber(member_id: str, *names: str, has: tuple[int, ...] = ()) -> Subscriber:
@@ -40,6 +45,25 @@ def test_a_uniform_assignment_moves_one_partition_where_one_has_two_more() -> No
     assigned = assign_uniform(members, topics(orders=3))
     assert sorted(map(len, assigned.values())) == [1, 2]
     assert len(assigned["a"] & members[0].target) == 2
+
+
+def test_the_memory_of_a_uniform_assignment_does_not_grow_with_members_times_topics() -> None:
+    """Each topic has other subscribers: those of all topics, and a pair of its own."""
+    pairs = dict(zip(range(400), combinations(range(30), 2), strict=False))
+    names = {f"t{number}": 1 for number in pairs}
+    members = [subscriber(f"m{number}", *names) for number in range(500)]
+    for other in range(30):
+        own = [f"t{number}" for number, pair in pairs.items() if other in pair]
+        members.append(subscriber(f"o{other}", *own))
+    metadata = topics(**names)
+    tracemalloc.start()
+    try:
+        assigned = assign_uniform(members, metadata)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, assigned.values())) == 400
+    assert peak_bytes < 10 * 500 * 400, "an entry for each member and topic has 64 bytes"
 
 
 def test_the_work_of_a_uniform_assignment_does_not_grow_with_members_times_partitions(
