@@ -372,7 +372,7 @@ def _decompress_zstd_frame(
         if promised >= 0:
             part = decompressor.decompress(frame)
         elif bound <= room_bytes:
-            part = decompressor.decompress(frame, max_output_size=bound)
+            part = decompressor.decompress(frame, max_output_size=max(1, bound))  # 0: no bound
         else:
             part = _read_zstd_stream(frame, room_bytes)
     except zstandard.ZstdError as error:

@@ -254,6 +254,13 @@ def test_skippable_frames_are_skipped(codec: int) -> None:
 
 
 @pytest.mark.parametrize("known_size", [False, True])
+def test_an_empty_zstd_frame_adds_nothing(known_size: bool) -> None:
+    empty = zstd_frame(b"", known_size=known_size)
+    assert decompress(ZSTD, empty, LIMIT) == b""
+    assert decompress(ZSTD, empty + compress(ZSTD, TEXT) + empty, len(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("known_size", [False, True])
 @pytest.mark.parametrize("checksum", [False, True])
 def test_zstd_frames_of_any_flags_are_read(known_size: bool, checksum: bool) -> None:
     packer = zstandard.ZstdCompressor(
