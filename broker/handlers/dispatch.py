@@ -59,10 +59,13 @@ FastPath = Callable[
 SASL_APIS: Final = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
 # A larger request is decoded in slices: some hundred rows, or four thousand empty names (2 ms).
 WHOLE_BYTES_MAX: Final = 4 << 10
-# Requests with many rows that are handled at a time, over all connections: larger ones, and those
-# that ask for a list. Each may have rows of tens of megabytes, from before its handler begins until
-# its response is encoded. The others wait in a queue; small requests, Produce and Fetch do not.
+# Larger requests that are handled at a time, over all connections. Each may have rows of tens of
+# megabytes, from before its handler begins until its response is encoded. The others wait in a
+# queue; small requests, Produce and Fetch do not.
 LARGE_REQUESTS_AT_ONCE: Final = 8
+# The same for small requests that ask for a list. They have a limit of their own, because large
+# requests may wait for a disk: if it hangs, clients still get the list of all topics.
+LISTS_AT_ONCE: Final = 8
 # A few bytes of a request of these APIs can ask for megabytes of rows. Their handlers wait neither
 # for a disk nor for another client.
 LISTS: Final = frozenset(
@@ -107,6 +110,7 @@ class Dispatcher:
         self._keys: Final = frozenset(self._fast) | frozenset(self._handlers)
         self._names: Final = {key: ApiKey(key).name for key in self._keys}
         self._large = FairSlots(LARGE_REQUESTS_AT_ONCE)
+        self._lists = FairSlots(LISTS_AT_ONCE)
         self._topic_changes = FairSlots(TOPIC_CHANGES_AT_ONCE)
         self._turns = WeakValueDictionary[Hashable, asyncio.Lock]()  # of each client
         self._labels: Final = {k: n.title().replace("_", "") for k, n in self._names.items()}
@@ -206,7 +210,7 @@ class Dispatcher:
     async def _handle_list(
         self, handler: Handler, context: RequestContext, header: RequestHeader, request: Message
     ) -> Response:
-        async with self._slot(self._large, context):
+        async with self._slot(self._lists, context):
             answer = handler(context, header, request)
             body = answer if isinstance(answer, Message) else await answer
             del answer

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE
+from broker.handlers.dispatch import LISTS_AT_ONCE
 from broker.network.connection import GATHERED_BYTES_MAX
 from broker.network.listener import SEND_SECONDS_MAX, SEND_STALL_SECONDS
 from broker.network.socket_writer import Part, SocketWriter
@@ -171,11 +171,11 @@ async def test_small_responses_do_not_wait_for_memory() -> None:
 async def test_lists_that_nobody_reads_leave_half_of_the_slots_to_other_clients() -> None:
     """They keep their slots while they wait for memory: that bounds the rows in memory."""
     async with running() as broker:
-        idle = [Client(broker) for _ in range(2 * LARGE_REQUESTS_AT_ONCE)]
+        idle = [Client(broker) for _ in range(2 * LISTS_AT_ONCE)]
         for client in idle:
             await client.send(ApiKey.OFFSET_FETCH, 9, FETCH_ALL)
         budget, stats = broker.listener.response_budget, broker._services.stats
-        half = LARGE_REQUESTS_AT_ONCE // 2
+        half = LISTS_AT_ONCE // 2
         await wait_true(lambda: budget.waiting == stats.large_requests == half)
         other = Client(broker, "127.0.0.2")
         answer = await other.ask(ApiKey.LIST_GROUPS, 4, m.ListGroupsRequest())
