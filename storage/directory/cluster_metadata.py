@@ -395,11 +395,13 @@ class MetadataStore:
         def put_in_place(directory: str) -> None:
             path, folder = paths[directory], folders[directory]
             try:
-                rename_if_room(self._env, f"{path}.tmp", path)
-                folder.sync()
-            except NoRoomError as error:
-                refused[directory] = error
-                remove_if_there(self._env, f"{path}.tmp")
+                try:
+                    rename_if_room(self._env, f"{path}.tmp", path)
+                except NoRoomError as error:
+                    remove_if_there(self._env, f"{path}.tmp")
+                    refused[directory] = error
+                else:
+                    folder.sync()
             except OSError as error:
                 failed[directory] = f"{path}: {error}"
             finally:

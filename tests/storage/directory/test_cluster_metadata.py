@@ -334,6 +334,18 @@ def test_a_directory_without_room_for_the_name_keeps_its_copy_and_stays(
     assert store.stale == ()
 
 
+def test_a_directory_that_fails_after_it_had_no_room_for_the_name_goes_offline(
+    env: MemoryEnv,
+) -> None:
+    store = store_of(env)
+    saved = store.save(SAMPLE)
+    env.fail_on(lambda op, path: op == "rename" and path.startswith("/b"), errno.ENOSPC)
+    env.fail_on(lambda op, path: op == "unlink" and path.startswith("/b"), errno.EIO)
+    newer = store.save(replace(saved, next_producer_id=7_000))
+    assert (store.failed.keys(), store.stale) == ({"/b"}, ())
+    assert MetadataStore(env, ["/a", "/c"]).load() == newer
+
+
 def test_a_save_that_has_begun_to_rename_needs_no_further_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
