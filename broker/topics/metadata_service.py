@@ -790,9 +790,9 @@ def _warn_of_unknown_policy(topic: Topic) -> None:
         logger.warning(
             "policy unknown",
             topic=topic.name,
-            reason="the settings file, which no longer names the topic, kept its records longer "
-            "than the defaults do: name it there, or set a cleanup.policy or the retention.ms that "
-            "it had, to clean or expire it",
+            reason="a settings file had the policy of this topic, and this start has no file that "
+            "names it; the defaults would keep its records for less time: name it in the file, or "
+            "set its cleanup.policy or the retention.ms that it had, to clean or expire it",
         )
 
 

@@ -330,15 +330,18 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     if not active_bytes:
         return f"{text}."
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
+    name, number = verdict.partition
+    hint = f" `varve cleaner run {name} {number} --roll` rolls it now."
     if "closes_ms" in v:
         wait_ms = int(v["closes_ms"]) - at_ms
         rolls += f" or in {about_span(wait_ms)}"
         if wait_ms <= 0:
-            rolls = "rolled, which is due because of its age"
+            rolls, hint = "rolled, which is due because of its age", ""
     if "min.compaction.lag.ms" in v:
+        hint = ""
         lag = about_span(int(v["min.compaction.lag.ms"]))
         rolls = f"{rolls}, and older than min.compaction.lag.ms ({lag})"
-    return f"{text}. It can be cleaned once it is {rolls}."
+    return f"{text}. It can be cleaned once it is {rolls}.{hint}"
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:

@@ -106,7 +106,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts([segment(0, 20)]), s.IDLE, FRESH,
          "t-0 has nothing to clean now: only closed segments are cleaned.",
          "from offset 0 on, has 100 B, and no closed segment is dirty. It can be cleaned once it "
-         "is rolled at 1.0 GiB."),
+         "is rolled at 1.0 GiB. `varve cleaner run t 0 --roll` rolls it now."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
          "open transaction.",
