@@ -203,6 +203,8 @@ def check_config(file: str, settings_only: bool) -> None:
     if not settings_only and (problems := secret_problems(settings)):
         _fail("\n".join(f"{file}: {problem}" for problem in problems))
     listeners = ", ".join(str(address) for address in settings.listeners)
+    if "listeners" not in settings.model_fields_set:
+        listeners = f"{listeners}, the default"
     click.echo(f"{file}: valid; listeners {listeners}; {counted(len(settings.topics), 'topic')}")
 
 

@@ -130,7 +130,8 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["check-config", "varve.yaml"])
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == "varve.yaml: valid; listeners PLAINTEXT://127.0.0.1:9092; 1 topic\n"
+    listeners = "listeners PLAINTEXT://127.0.0.1:9092, the default"
+    assert done.stdout == f"varve.yaml: valid; {listeners}; 1 topic\n"
     assert [path.name for path in tmp_path.iterdir()] == ["varve.yaml"]
 
 

@@ -158,12 +158,13 @@ export function Strata({ model, largest, isLive }) {
 
 function Legend({ model }) {
   const kinds = new Set(model.segments.map((segment) => segment.kind));
+  const isEmpty = model.segments.some((segment) => segment.kind === "active" && !segment.sizeBytes);
   return html`<ul class="legend">
     <li><span class="swatch young"></span><span class="swatch middle"></span><span class="swatch old"></span>young to old</li>
     ${kinds.has("dirty") && html`<li><span class="swatch hatched"></span>dirty: may hold garbage</li>`}
     ${model.segments.some((segment) => segment.garbageBytes) && html`<li><span class="swatch washed"></span>known to be garbage</li>`}
     ${kinds.has("waiting") && html`<li><span class="swatch dotted"></span>not cleanable yet</li>`}
-    <li><span class="swatch active"></span>active segment</li>
+    <li><span class="swatch active"></span>active segment${isEmpty && ", an outline while it is empty"}</li>
     ${model.segments.some((segment) => segment.horizonMs > NEVER) && html`<li><span class="swatch horizon"></span>tombstones wait here</li>`}
     ${model.segments.some((segment) => segment.isDamaged) && html`<li><span class="swatch damaged"></span>damaged</li>`}
   </ul>`;
