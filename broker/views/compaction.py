@@ -454,7 +454,7 @@ class ViewCompactor:
         config, log = compaction.config, compaction.view.base.log
         missed: tuple[tuple[int, int], ...] = ()
         first_offset = compaction.section.first_dirty_offset
-        if previous is not None:
+        if previous is not None and previous.horizon > 0:  # else it has nothing of the log
             missed = previous.manifest.missed
             first_offset = previous.manifest.first_offset
         if compaction.section.missed is not None:

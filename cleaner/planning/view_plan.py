@@ -46,10 +46,10 @@ def view_section(
 
     Its horizon is the present one if there is nothing to do.
     """
-    first = max(horizon, log_start_offset)
     # The cleaner removes nothing behind the horizon. After a crash on a full disk, the log start
     # may be below the segments that retention has left.
     left = max(log_start_offset, segments[0].base_offset)
+    first = max(horizon, left)
     missed = (horizon, left) if 0 < horizon < left else None
     closed = [
         segment

@@ -291,6 +291,8 @@ class Machine:
             for fault in self.world.env.happened
         ):
             how = "power"  # what the device lost shows only then
+        if self.world.loses_points and how == "power":
+            how = "kill"
         self.world.env.crash_at = self.world.env.crash_point = self.world.env.fault = None
         self.world.env = self.world.env.crash() if how == "power" else self.world.env.kill()
         if self.world.env.full is not None:

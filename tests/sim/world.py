@@ -40,6 +40,11 @@ class World:
         self.tasks: set[asyncio.Task[Any]] = set()  # of this life
         self.has_news = False  # something was published since the last check
         self.has_rot = False  # a bit was flipped in this run
+        # Whether recovery points are among the state that is lost. Such a run loses no power: the
+        # zeros that this leaves in a closed segment count as damage without a recovery point.
+        self.loses_points = (
+            script.loses_state and random.Random(f"points {script.seed}").random() < 0.5
+        )
         self.losses: tuple[str, ...] = ()  # files that the next life does not find
         self.how = "kill"  # what follows where a process ends by itself
 

@@ -140,6 +140,22 @@ async def test_records_without_a_key_are_kept_or_dropped(setting: str) -> None:
         assert await read_all(broker) == (expected if setting == "keep" else expected[2:])
 
 
+async def test_a_view_that_was_empty_begins_where_the_log_does_at_its_first_record() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await broker.view_scheduler.compact(WHERE, from_scratch=True)
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.delete_records(1)  # as retention would, before the view has read anything
+        await broker.view_scheduler.compact(WHERE)
+        view = broker.views.partition(WHERE)
+        assert view is not None
+        assert view.log.ledger is not None
+        assert view.log.ledger.manifest.first_offset == 1
+        assert await read_all(broker) == [(1, b"b", b"1")]
+
+
 async def test_a_view_outlives_the_originals() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:

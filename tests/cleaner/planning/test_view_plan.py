@@ -16,7 +16,7 @@ def test_what_retention_removed_behind_the_horizon_is_missed_whatever_the_log_st
         segments, log_start_offset=log_start_offset, undecided_offset=30, horizon=10
     )
     assert section.missed == (10, 20)
-    assert (section.first_dirty_offset, section.horizon) == (max(10, log_start_offset), 30)
+    assert (section.first_dirty_offset, section.horizon) == (20, 30)
 
 
 def test_a_first_compaction_misses_nothing() -> None:
