@@ -89,7 +89,7 @@ def test_views_go_by_timestamp_or_version_while_everything_else_happens(first: i
 def test_disks_are_full_for_a_while_as_everything_else_happens(first: int) -> None:
     seeds = range(first, min(first + CHUNK, FULL_SEEDS.stop))
     seen = run_seeds(seeds, has=(FULL_DISK, "view", "fault", "alter"))
-    assert seen["full disk"] >= CHUNK
+    assert seen["full disk"] >= CHUNK // 2
 
 
 @pytest.mark.parametrize("seed", [3, 1855])
