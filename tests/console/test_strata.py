@@ -234,6 +234,18 @@ def test_a_finger_taps_a_segment_and_its_facts_stay(browser: Browser, broker: Va
     context.close()
 
 
+def test_the_command_that_rolls_a_segment_is_marked_as_one(page: Page, broker: VarveBroker) -> None:
+    name = f"small-{next(NUMBERS)}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1, config=CONFIG)])[name].result(30)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(name, key=b"k", value=b"v")
+    assert producer.flush(30) == 0
+    open_page(page, broker, f"topics/{name}/0")
+    code = page.locator(".sentences code")
+    expect(code).to_have_text(f"varve cleaner run {name} 0 --roll")
+
+
 def test_an_empty_partition_is_drawn_as_empty(page: Page, broker: VarveBroker) -> None:
     name = f"empty-{next(NUMBERS)}"
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})

@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, partitionPath, post } from "../api.js";
 import { ago, bytes, clock, dateTime, number, offsets, OUTCOMES, percent, plural, reduction, span } from "../format.js";
-import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
+import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Marked, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
 import { onePerSecond, remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
 import { Survival } from "../parts/survival.js";
@@ -51,7 +51,7 @@ function Partition({ topic, partition, model, isGone, isStale, reload }) {
     <div class="columns">
       ${!isGone && html`<section key="why">
         <h2>Why</h2>
-        <ul class="sentences">${facts.sentences.map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
+        <ul class="sentences">${facts.sentences.map((sentence) => html`<li key=${sentence}><${Marked} text=${sentence} /></li>`)}</ul>
         <${Controls} topic=${topic} partition=${partition} facts=${facts} disabled=${isStale} reload=${reload} />
       </section>`}
       ${(isCompacted(facts) || facts.last_jobs?.length > 0) && html`<section key="cleans">

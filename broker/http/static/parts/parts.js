@@ -171,6 +171,11 @@ export function Empty({ title, children }) {
   return html`<div class="empty"><h3>${title}</h3><p>${children}</p></div>`;
 }
 
+// Text with `code` in it.
+export function Marked({ text }) {
+  return (text || "").split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
+}
+
 export function Tag({ kind = "plain", children }) {
   return html`<span class="tag ${kind}">${children}</span>`;
 }

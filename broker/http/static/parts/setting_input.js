@@ -2,6 +2,7 @@
 
 import { html } from "../vendor/preact-htm.js";
 import { bytes, number, plural, span } from "../format.js";
+import { Marked } from "./parts.js";
 
 // The units of the broker, which parses what a person wrote (config/units.py).
 const MINUTE = 60_000;
@@ -72,9 +73,4 @@ export function Help({ setting }) {
     ${minimum !== null && maximum === null && html` At least ${minimum}.`}
     ${!setting.has_effect && html` <i>Stored for tools; it changes nothing in this broker.</i>`}
   </p>`;
-}
-
-// Text with `code` in it.
-function Marked({ text }) {
-  return (text || "").split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
 }
