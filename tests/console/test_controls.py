@@ -15,6 +15,7 @@ from playwright.sync_api import Page, Route, expect
 from admin.client import ApiClient, partition_path
 from tests.support.console import IO_LIMIT, box_of, confirm, limit_io, open_page, row_with
 from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
 
 STATIC = Path(__file__).parents[2] / "broker/http/static"
 SLOW = {
@@ -60,10 +61,16 @@ def test_a_running_clean_is_aborted(page: Page, broker: VarveBroker) -> None:
 
 
 def kill_worker(broker: VarveBroker) -> None:
-    """End the worker that cleans."""
-    workers = json.loads(broker.get("/api/v1/cleaner"))["workers"]
-    (pid,) = [worker["pid"] for worker in workers if worker["job"] is not None]
-    os.kill(pid, signal.SIGKILL)
+    """End the worker that cleans, or the next one that does."""
+    pids: list[int] = []
+
+    def cleans() -> bool:
+        workers = json.loads(broker.get("/api/v1/cleaner"))["workers"]
+        pids.extend(worker["pid"] for worker in workers if worker["job"] is not None)
+        return bool(pids)
+
+    wait_until(cleans, "a clean")
+    os.kill(pids[0], signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("cleaning")
