@@ -249,6 +249,9 @@ class ReplicaMoves:
             end_of_round = source.log_end_offset
             while _end_of(copy) < end_of_round:
                 missing = source.reader.read(_end_of(copy), READ_BYTES, end_offset=end_of_round)
+                if not missing.length:
+                    gap = f"[{_end_of(copy)}, {end_of_round})"
+                    raise CopyStoppedError(f"the log ends with offsets that have no records: {gap}")
                 data = await self._threads.run(source.directory, missing.read)
                 await self._in_thread(copy, partial(copy.append, data))
                 copy.check()

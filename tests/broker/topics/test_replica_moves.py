@@ -18,7 +18,8 @@ from protocol.errors import ErrorCode
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_folders import topic_id_in
 from storage.env import write_file
-from storage.format.batch import read_header
+from storage.errors import NoRoomError
+from storage.format.batch import Record, build_batch, read_header
 from storage.format.checkpoints import decode_offsets
 from storage.log.log import Log
 from storage.manager.replica_copy import CopyStoppedError, ReplicaCopy
@@ -207,6 +208,34 @@ async def test_a_replica_whose_segments_are_being_replaced_does_not_move(broker:
     broker.moves.request(served(broker), other(broker))
     await moved(broker)
     assert (broker.moves.failed, broker.moves.finished) == (1, 1)
+
+
+async def test_a_move_of_a_log_whose_last_offsets_have_no_records_ends(
+    broker: Broker, env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a truncation to an offset within a batch, if there is no room for a new segment."""
+    values, target = fill(broker), other(broker)
+    served(broker).log.roll(0)
+    records = [Record(offset, 0, b"k", b"cut", ()) for offset in range(3)]
+    batch = memoryview(build_batch(records))
+    served(broker).append(batch, read_header(batch), 0)
+    end_offset = served(broker).log.log_end_offset
+    assert served(broker).log.truncate_to(end_offset - 1, now_ms=env.wall_ms())
+    assert values_in(served(broker).log) == values
+
+    def roll(_partition: Partition, _now_ms: int) -> None:
+        raise NoRoomError(OSError(28, "full"), "a segment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Partition, "roll", roll)
+        broker.moves.request(served(broker), target)
+        await moved(broker)
+    assert broker.moves.failed == 1
+    append(broker, b"later")
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    assert directory_of(served(broker).log) == target.path
+    assert values_in(served(broker).log) == [*values, b"later"]
 
 
 async def test_a_move_keeps_to_the_rate_of_copies(broker: Broker) -> None:
