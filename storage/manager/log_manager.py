@@ -368,11 +368,13 @@ class LogManager:
     def remove_old_replica(self, log: Log, log_directory: LogDirectory) -> None:
         """Rename the folder of a replica that was moved, durably; it is removed later.
 
-        Raises LogDirectoryError.
+        Raises LogDirectoryError, and NoRoomError if there is no room for the longer name.
         """
         try:
             self._deleted.move_away(log_directory, log.partition, None)
             self._deleted.sync(log_directory)
+        except NoRoomError:
+            raise
         except OSError as error:
             raise LogDirectoryError(
                 log_directory.path, f"deletion of {log.directory}: {error}"

@@ -411,6 +411,23 @@ async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_en
     assert folders(env) == [f"{origin.path}/{NAME}"]
 
 
+async def test_no_room_for_the_longer_name_of_the_old_replica_takes_no_directory_offline(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    values, target = fill(broker), other(broker)
+    source = directory_of(served(broker).log)
+    fault = env.fail_on(lambda op, path: op == "rename" and path == f"{source}/{NAME}", 28)
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    fault.remove()
+    assert all(each.is_online for each in broker.manager.table.directories)
+    assert directory_of(served(broker).log) == target.path
+    broker.moves.request(served(broker), other(broker))  # removes what is left of the first
+    await moved(broker)
+    assert directory_of(served(broker).log) == source
+    assert values_in(served(broker).log) == values
+
+
 @pytest.mark.parametrize("file", ["recovery-point", "varve.metadata"])
 async def test_a_start_serves_the_newest_replica_after_two_moves_that_did_not_end(
     env: MemoryEnv, file: str
