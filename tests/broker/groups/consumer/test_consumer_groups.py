@@ -73,6 +73,13 @@ def make_world(**counts: int) -> tuple[World, FakeTopics]:
     return World(topics=topics), topics
 
 
+def check_restart(world: World) -> None:
+    """Check that a restart finds the group as it is."""
+    before = group(world)
+    world.restart()
+    assert group(world) == before
+
+
 async def test_the_first_member_gets_every_partition_with_its_join() -> None:
     world, topics = make_world()
     member = Client(world, "a")
@@ -351,9 +358,7 @@ async def test_an_answer_waits_for_the_log_and_a_failed_append_loses_no_change()
     assert (await other.heartbeat()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     world.log.error = None
     await converge(member, other)
-    before = group(world)
-    world.restart()
-    assert group(world) == before
+    check_restart(world)
 
 
 async def test_the_work_of_a_heartbeat_does_not_grow_with_the_appends_that_failed(
@@ -380,9 +385,7 @@ async def test_the_work_of_a_heartbeat_does_not_grow_with_the_appends_that_faile
     assert len(compared) == 1
     world.log.error = None
     await converge(*clients)
-    before = group(world)
-    world.restart()
-    assert group(world) == before
+    check_restart(world)
 
 
 async def test_an_answer_needs_the_appends_before_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -753,9 +756,7 @@ async def test_records_are_encoded_in_turns_and_appended_in_the_order_of_the_cha
         if isinstance(key := decode_key(data), ConsumerGroupMemberMetadataKey)
     ]
     assert members == ["b", "c"]
-    before = group(world)
-    world.restart()
-    assert group(world) == before
+    check_restart(world)
 
 
 async def test_no_record_follows_the_tombstones_of_a_group_that_is_deleted_while_one_is_encoded(
@@ -772,9 +773,7 @@ async def test_no_record_follows_the_tombstones_of_a_group_that_is_deleted_while
     assert records_of(world) == records
     live.fail_deletion()
     assert (await Client(world, "c").heartbeat()).error is ErrorCode.NONE
-    before = group(world)
-    world.restart()
-    assert group(world) == before
+    check_restart(world)
 
 
 async def test_the_change_of_a_client_that_leaves_while_its_records_are_encoded_is_appended(
