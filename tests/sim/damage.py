@@ -11,7 +11,7 @@ from tests.sim.script import OFFSETS_GO_BACK
 from tests.sim.world import HOMES, World
 
 STATE_FILES: Final = (
-    filenames.RECOVERY_POINT_CHECKPOINT,  # the first: see World.loses_points
+    filenames.RECOVERY_POINT_CHECKPOINT,
     filenames.LOG_START_CHECKPOINT,
     filenames.REPLICATION_CHECKPOINT,
     filenames.CLEANER_CHECKPOINT,
@@ -46,7 +46,8 @@ def lose_files(world: World, kinds: tuple[str, ...]) -> None:
 def lose_state(world: World, life: int) -> None:
     """Files of data directories go, or rot."""
     rng = random.Random(f"state {world.script.seed} {life}")
-    names = STATE_FILES if world.loses_points else STATE_FILES[1:]
+    kept = () if world.loses_points else (filenames.RECOVERY_POINT_CHECKPOINT,)
+    names = [name for name in STATE_FILES if name not in kept]
     for path in (f"{home}/{name}" for home in HOMES for name in names):
         if rng.random() < 0.7 or not world.env.exists(path):
             continue
