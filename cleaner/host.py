@@ -179,3 +179,6 @@ class CleanerHost(Protocol):
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """Log a failed attempt; the next one starts after `retry_at_ms` (wall clock)."""
+
+    def repair_transaction_indexes(self, partition: TopicPartition) -> None:
+        """Begin to rebuild the transaction indexes that contradict the log."""

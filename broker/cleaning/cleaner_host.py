@@ -32,7 +32,6 @@ from storage.errors import (
     NoRoomError,
     SwapInterruptedError,
     SwapRefusedError,
-    TransactionIndexError,
     is_scarcity,
 )
 from storage.log.log import Log
@@ -413,8 +412,10 @@ class BrokerCleanerHost:
         logger.error(
             "clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms
         )
-        if reason.startswith(TransactionIndexError.__name__):
-            self._begin(self._repair_indexes(partition), "transaction-index")
+
+    def repair_transaction_indexes(self, partition: TopicPartition) -> None:
+        """Begin to rebuild the transaction indexes that contradict the log."""
+        self._begin(self._repair_indexes(partition), "transaction-index")
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

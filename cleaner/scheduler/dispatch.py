@@ -366,17 +366,24 @@ class JobDispatcher:
             case JobStopped():
                 reason = "" if self._is_aborting(attempt) else "the worker stopped without an abort"
                 await self._stopped(attempt, worker, reason)
-            case JobFailed(_, reason, traceback, file_missing):
-                if traceback:
-                    where = {"partition": str(attempt.job.partition), "job_id": attempt.job.job_id}
-                    logger.error("clean failed", **where, reason=reason, traceback=traceback)
-                if file_missing and self._is_outdated(attempt.job):
-                    attempt.stale_reason = "retention removed its source segments"
-                    self._control.abort(attempt.job.partition, attempt.stale_reason)
-                    reason = ""
-                await self._stopped(attempt, worker, reason)
+            case JobFailed():
+                await self._failed(attempt, worker, message)
             case _:
                 assert_never(message)
+
+    async def _failed(self, attempt: CleanAttempt, worker: PoolWorker, message: JobFailed) -> None:
+        """End a job that failed, which is no failure if the log lost its sources meanwhile."""
+        job, reason = attempt.job, message.reason
+        if message.traceback:
+            where = {"partition": str(job.partition), "job_id": job.job_id}
+            logger.error("clean failed", **where, reason=reason, traceback=message.traceback)
+        if message.file_missing and self._is_outdated(job):
+            attempt.stale_reason = "retention removed its source segments"
+            self._control.abort(job.partition, attempt.stale_reason)
+            reason = ""
+        await self._stopped(attempt, worker, reason)
+        if message.index_wrong:
+            self._host.repair_transaction_indexes(job.partition)
 
     async def worker_exited(self, worker: PoolWorker, how: str) -> None:
         """End the attempt of a dead worker."""

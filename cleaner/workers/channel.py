@@ -162,6 +162,7 @@ class JobFailed:
     reason: str
     traceback: str
     file_missing: bool = False  # a source file was missing
+    index_wrong: bool = False  # a transaction index contradicts the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from cleaner.workers.channel import (
 from cleaner.workers.heartbeat import HeartbeatThread
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.env import Env, RealEnv
-from storage.errors import StorageError
+from storage.errors import StorageError, TransactionIndexError
 
 PROGRESS_SECONDS: Final = 0.5  # between two progress frames
 REASON_CHARS_MAX: Final = 500  # of a failure, as shown and logged
@@ -158,8 +158,13 @@ def execute(
         details = ""
         if not isinstance(error, OSError | StorageError):  # an error of ours: send the traceback
             details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
-        missing = isinstance(error, FileNotFoundError)
-        result = JobFailed(order.run, reason, details, missing)
+        result = JobFailed(
+            order.run,
+            reason,
+            details,
+            file_missing=isinstance(error, FileNotFoundError),
+            index_wrong=isinstance(error, TransactionIndexError),
+        )
     send(result)
 
 

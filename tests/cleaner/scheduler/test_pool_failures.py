@@ -321,6 +321,18 @@ def test_a_failed_publication_stops_the_job_and_keeps_files_a_journal_may_need(
     run_scenario(scenario)
 
 
+def test_an_index_that_contradicts_the_log_is_repaired_once_the_clean_failed() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.failed("TransactionIndexError: ...", index_wrong=True)
+        await until(lambda: b.host.repaired)
+        assert b.host.repaired == [T0]
+        assert len(b.host.failures) == 1
+
+    run_scenario(scenario)
+
+
 def test_a_source_deleted_by_retention_is_no_failure() -> None:
     async def scenario(b: PoolHarness) -> None:
         b.dirty()

@@ -33,6 +33,7 @@ from cleaner.workers.process import ProcessLink, spawn_command
 from cleaner.workers.throttle import UNLIMITED, BrokerSide, Direction, SharedMemory
 from cleaner.workers.worker import PROGRESS_SECONDS, REASON_CHARS_MAX, execute
 from storage.env import Env
+from storage.errors import StorageError, TransactionIndexError
 from storage.format.txn_index import TxnIndexEntry
 from tests.support.cleaner.cleaner_jobs import GROUP, group_of, job, report_of
 from tests.support.storage.memory_env import MemoryEnv
@@ -79,17 +80,18 @@ def test_an_aborted_job_says_so_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "missing"),
+    ("error", "reason", "missing", "index_wrong"),
     [
-        (FileNotFoundError(2, "gone", "0.log"), "FileNotFoundError: ", True),
-        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space", False),
-        (MemoryError(), "MemoryError in runner: raise error", False),
-        (AssertionError("x" * 9999), "AssertionError: xxx", False),
+        (FileNotFoundError(2, "gone", "0.log"), "FileNotFoundError: ", True, False),
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space", False, False),
+        (MemoryError(), "MemoryError in runner: raise error", False, False),
+        (AssertionError("x" * 9999), "AssertionError: xxx", False, False),
+        (TransactionIndexError(7, 12), "TransactionIndexError: ", False, True),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_whatever_a_job_raises_is_told_by_name(
-    error: Exception, reason: str, missing: bool
+    error: Exception, reason: str, missing: bool, index_wrong: bool
 ) -> None:
     def runner(env: Env, order: CleanJob, control: JobControl) -> CleanReport:
         raise error
@@ -99,8 +101,9 @@ def test_whatever_a_job_raises_is_told_by_name(
     assert failed.reason.startswith(reason)
     assert len(failed.reason) <= REASON_CHARS_MAX
     # A traceback is for a mistake of ours, not for a full disk.
-    assert ("runner" in failed.traceback) is not isinstance(error, OSError)
+    assert ("runner" in failed.traceback) is not isinstance(error, OSError | StorageError)
     assert failed.file_missing == missing
+    assert failed.index_wrong == index_wrong
 
 
 def test_progress_is_told_now_and_then_however_often_it_is_reported() -> None:

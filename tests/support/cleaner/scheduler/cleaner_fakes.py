@@ -56,6 +56,7 @@ class FakeHost:
     checkpoints: list[tuple[TopicPartition, int]] = field(default_factory=list)
     done: list[tuple[CleanJob, CleanReport]] = field(default_factory=list)
     failures: list[tuple[TopicPartition, str, int]] = field(default_factory=list)
+    repaired: list[TopicPartition] = field(default_factory=list)
     damages: list[tuple[TopicPartition, str]] = field(default_factory=list)  # that were news
     publishing: set[TopicPartition] = field(default_factory=set)
     broken: Exception | None = None  # raised by facts
@@ -136,6 +137,9 @@ class FakeHost:
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))
+
+    def repair_transaction_indexes(self, partition: TopicPartition) -> None:
+        self.repaired.append(partition)
 
 
 class FakeLink:
@@ -284,9 +288,15 @@ class FakeLink:
         run, self._ordered = self.run, asyncio.Event()
         self.say(JobStopped(run))
 
-    def failed(self, reason: str = "OSError: disk", *, file_missing: bool = False) -> None:
+    def failed(
+        self,
+        reason: str = "OSError: disk",
+        *,
+        file_missing: bool = False,
+        index_wrong: bool = False,
+    ) -> None:
         run, self._ordered = self.run, asyncio.Event()
-        self.say(JobFailed(run, reason, "Traceback ...", file_missing))
+        self.say(JobFailed(run, reason, "Traceback ...", file_missing, index_wrong))
 
 
 def empty_result(job: CleanJob, part: Part) -> PartResult:

@@ -106,3 +106,6 @@ class LogHost:
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))
+
+    def repair_transaction_indexes(self, partition: TopicPartition) -> None:
+        self.manager.table.logs[partition].damage.mend_transaction_indexes()
