@@ -155,6 +155,12 @@ class CleanerHost(Protocol):
     def config_of(self, partition: TopicPartition) -> TopicConfig:
         """Return the present settings of a partition that is served."""
 
+    async def load_job_inputs(self, partition: TopicPartition) -> bool:
+        """Read into memory what `job_inputs` needs; return False if all of it was there.
+
+        It stays for some seconds. Without this, `job_inputs` reads it on the event loop.
+        """
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """Return the inputs of a job over the offsets [first, end)."""
 

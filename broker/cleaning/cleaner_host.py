@@ -38,6 +38,7 @@ from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.segments.content_ids import write_content_ids
+from storage.segments.index_load import IndexLoad
 from storage.segments.segment import Segment
 from storage.swap.swap_journal import SwapPlan, execute_swap, finish_swap, plan_swap
 
@@ -179,6 +180,16 @@ class BrokerCleanerHost:
         assert served is not None, partition
         return served.log.config
 
+    async def load_job_inputs(self, partition: TopicPartition) -> bool:
+        """See CleanerHost."""
+        served = self._topics.partition(partition)
+        if served is None:
+            return False
+        log = served.log
+        loads = log.reader.txn_index_loads(log.log_start_offset)
+        await self._run_loads(log, loads)
+        return bool(loads)
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """Return hash key, last records of producers, aborted transactions in [first, end)."""
         served = self._topics.partition(partition)
@@ -278,7 +289,8 @@ class BrokerCleanerHost:
             await partition.flush()
             self._flushed_for[job.partition] = job.job_id
         if partition is not None:
-            await self._load_indexes(partition.log, sources)
+            # Before the pin, which needs them.
+            await self._run_loads(partition.log, partition.log.swap.index_loads(sources))
         if partition is None or partition.log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
         if job.is_late(self._env.wall_ms()):
@@ -321,10 +333,10 @@ class BrokerCleanerHost:
             self._fail_directory(failed)
             raise failed from error
 
-    async def _load_indexes(self, log: Log, base_offsets: Sequence[int]) -> None:
-        """Load the indexes of segments in a thread, before a pin needs them."""
-        for load in log.swap.index_loads(base_offsets):
-            with suppress(OSError):  # the pin reads it again and reports it
+    async def _run_loads(self, log: Log, loads: Iterable[IndexLoad]) -> None:
+        """Load indexes of segments in a thread."""
+        for load in loads:
+            with suppress(OSError):  # who needs it reads it again and reports it
                 await self._threads.run(log.directory, load.run)
                 load.finish()
 

@@ -204,6 +204,7 @@ class LogChecks:
         """Raises CheckRefusedError, JobFailedError, CleanAbortedError, OSError."""
         partition = begun.partition
         async with self._pool.paused(partition, "an operator verifies its log"):
+            await self._host.load_job_inputs(partition)
             facts = self._facts_of(partition)
             if facts.topic_id != begun.topic_id:
                 raise CheckRefusedError("the topic was deleted")

@@ -32,6 +32,10 @@ class Swaps(Protocol):
         """Wait until the partition has no running swap; return False if that takes too long."""
         ...
 
+    async def load_job_inputs(self, partition: TopicPartition) -> bool:
+        """Read into memory what a plan needs of the log; see cleaner/host.py."""
+        ...
+
     def stable_segments(self, partition: TopicPartition) -> AbstractContextManager[None]:
         """Raise SegmentsReplacedError at the end of the block if a swap began meanwhile."""
         ...
@@ -57,6 +61,7 @@ async def link_between_swaps(
     for number in range(1, ATTEMPTS + 1):
         is_last = number == ATTEMPTS
         async with attempt(is_last):
+            await swaps.load_job_inputs(partition.partition)
             if not await swaps.wait_for_swap(partition):
                 raise SegmentsReplacedError(
                     f"the cleaner is replacing segments of {partition.partition}: try again"

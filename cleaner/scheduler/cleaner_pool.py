@@ -23,6 +23,7 @@ from cleaner.planning.plan import default_strategy
 from cleaner.planning.scheduling_order import (
     NO_TURNS,
     Candidate,
+    Choice,
     Lane,
     build_candidate,
     choose,
@@ -379,7 +380,7 @@ class CleanerPool:
             build_candidate(verdict, self.scanner.requests.requested_by(facts))
             for verdict, facts in candidates
         ]
-        self._start(waiting)
+        await self._start(waiting)
         self._queue = first_candidates(waiting, self.scanner.waiting.topics_ms, QUEUED_MAX)
 
     async def _start_queued(self, seconds: float) -> None:
@@ -394,29 +395,23 @@ class CleanerPool:
                 await asyncio.sleep(SCAN_PAUSE_SECONDS)
                 self._queue = [each for each in self._queue if each.partition not in changed]
                 if self._workers.idle():
-                    chosen = self._start(self._queue)
+                    chosen = await self._start(self._queue)
                     self._queue = [each for each in self._queue if each not in chosen]
         except Exception:
             self.stats.scan_failures += 1
             logger.exception("start of queued candidates failed")
         await asyncio.sleep(max(0.0, end - now()))
 
-    def _start(self, waiting: Sequence[Candidate]) -> Collection[Candidate]:
+    async def _start(self, waiting: Sequence[Candidate]) -> Collection[Candidate]:
         """Give candidates to idle workers, and start a worker for each lane that needs one.
 
         Return the chosen candidates. Those that are none any more are not started.
         """
+        idle, choice = self._choose(waiting)
+        partitions = [candidate.partition for candidate, _, _ in choice.starts]
+        if any([await self._host.load_job_inputs(partition) for partition in partitions]):
+            idle, choice = self._choose(waiting)  # other tasks have run
         now = asyncio.get_running_loop().time()
-        idle: dict[Lane, list[PoolWorker]] = {}
-        for worker in self._workers.idle():
-            idle.setdefault(lane_of(worker.index), []).append(worker)
-        choice = choose(
-            waiting,
-            {lane: len(workers) for lane, workers in idle.items()},
-            self.dispatcher.running_jobs(),
-            self._turns,
-            self.scanner.waiting.topics_ms,
-        )
         self._turns = choice.turns
         for candidate, lane, _ in choice.starts:
             facts = self._host.facts_of(candidate.partition)
@@ -430,6 +425,20 @@ class CleanerPool:
         )
         self._keep_lanes(choice.needed, now)
         return [start.candidate for start in choice.starts]
+
+    def _choose(self, waiting: Sequence[Candidate]) -> tuple[dict[Lane, list[PoolWorker]], Choice]:
+        """Return the idle workers of each lane, and what to start on them."""
+        idle: dict[Lane, list[PoolWorker]] = {}
+        for worker in self._workers.idle():
+            idle.setdefault(lane_of(worker.index), []).append(worker)
+        choice = choose(
+            waiting,
+            {lane: len(workers) for lane, workers in idle.items()},
+            self.dispatcher.running_jobs(),
+            self._turns,
+            self.scanner.waiting.topics_ms,
+        )
+        return idle, choice
 
     def _keep_lanes(self, needed: frozenset[Lane], now: float) -> None:
         """Keep the worker of a lane for LANE_IDLE_SECONDS: starting one takes a second."""

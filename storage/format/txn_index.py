@@ -50,7 +50,8 @@ class TxnIndexEntries(Sequence[TxnIndexEntry]):
     __slots__ = ("_rows",)
 
     def __init__(self, entries: Iterable[TxnIndexEntry] = ()) -> None:
-        self._rows = bytearray(encode_entries(entries)) if entries else bytearray()
+        # Bytes of a file are not copied: nothing is appended to the index of a closed segment.
+        self._rows: bytearray | bytes = bytearray(encode_entries(entries) if entries else b"")
 
     def __len__(self) -> int:
         return len(self._rows) // ENTRY_BYTES
@@ -81,6 +82,8 @@ class TxnIndexEntries(Sequence[TxnIndexEntry]):
 
     def append(self, entry: TxnIndexEntry) -> None:
         """Add an entry at the end."""
+        if isinstance(self._rows, bytes):
+            self._rows = bytearray(self._rows)
         self._rows += encode_entries((entry,))
 
     def extend(self, entries: "TxnIndexEntries") -> None:
@@ -103,7 +106,7 @@ class TxnIndexEntries(Sequence[TxnIndexEntry]):
             return TxnIndexEntries()
         # A copy, because a thread may append meanwhile, and no array may refer to the bytes then.
         entries = _as_array(self._rows[rows.start * ENTRY_BYTES : rows.stop * ENTRY_BYTES])
-        return self._of(bytearray(entries[entries["first_offset"] < end].tobytes()))
+        return self._of(entries[entries["first_offset"] < end].tobytes())
 
     @classmethod
     def decode(cls, raw: bytes, path: str) -> "TxnIndexEntries":
@@ -118,16 +121,25 @@ class TxnIndexEntries(Sequence[TxnIndexEntry]):
             if not 0 <= first_offset <= last_offset or last_offset <= previous:
                 raise CorruptIndexError(path, f"impossible {TxnIndexEntry._make(fields)}")
             previous = last_offset
-        return cls._of(bytearray(raw))
+        return cls._of(raw)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of their file."""
+        return bytes(self._rows)
 
     @classmethod
-    def _of(cls, rows: bytearray) -> "TxnIndexEntries":
+    def of_bytes(cls, raw: bytes) -> "TxnIndexEntries":
+        """Return the entries of a file whose content is known to be valid."""
+        return cls._of(raw)
+
+    @classmethod
+    def _of(cls, rows: bytearray | bytes) -> "TxnIndexEntries":
         entries = cls()
         entries._rows = rows
         return entries
 
 
-def _as_array(raw: bytearray) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+def _as_array(raw: bytearray | bytes) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
     import numpy as np  # not loaded by commands that only import this module
 
     layout = [("version", ">i2"), *((name, ">i8") for name in TxnIndexEntry._fields)]

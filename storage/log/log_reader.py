@@ -7,7 +7,10 @@ from storage.errors import OffsetOutOfRangeError
 from storage.format.txn_index import TxnIndexEntries, aborted_in
 from storage.log.log_epochs import LogEpochs
 from storage.log.log_state import LogState
+from storage.log.txn_index_loads import ensure_loaded, not_loaded, txn_index_loads
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
+from storage.segments.index_load import IndexLoad
+from storage.segments.segment import Segment
 from storage.segments.timestamp_lookup import Search, first_at_or_after, first_of_largest
 
 
@@ -86,10 +89,30 @@ class LogReader:
             return self._state.leader_epoch
         return self._epochs.known.epoch_of(offset)
 
-    def aborted_transactions(self, first: int, end: int) -> TxnIndexEntries:
-        """Return the aborted transactions that overlap `[first, end)`, in marker order."""
+    def aborted_transactions(
+        self, first: int, end: int, *, in_place: bool = True
+    ) -> TxnIndexEntries:
+        """Return the aborted transactions that overlap `[first, end)`, in marker order.
+
+        Raises StorageError; without `in_place`, IndexNotReadyError if an index was dropped.
+        """
         segments = self._state.segments.since(first)
-        return aborted_in((segment.txn_index.entries for segment in segments), first, end)
+        entries = (self._txn_entries(segment, in_place=in_place) for segment in segments)
+        try:
+            return aborted_in(entries, first, end)
+        except OSError as error:
+            raise self._state.failed("read of", error) from error
+
+    def _txn_entries(self, segment: Segment, *, in_place: bool) -> TxnIndexEntries:
+        if not segment.txn_index.is_loaded:
+            if not in_place:
+                raise not_loaded(self._state, segment)
+            ensure_loaded(self._state, segment)
+        return segment.use_txn_entries()
+
+    def txn_index_loads(self, first: int) -> list[IndexLoad]:
+        """Return what to load before the aborted transactions from an offset on are read."""
+        return txn_index_loads(self._state, self._state.segments.since(first))
 
     def aborted_in_slice(
         self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
@@ -102,7 +125,7 @@ class LogReader:
             end = min(end_offset, self._end_of_slice(found, offset, in_place=in_place))
         except OSError as error:
             raise self._state.failed("read of", error) from error
-        return self.aborted_transactions(offset, end)
+        return self.aborted_transactions(offset, end, in_place=in_place)
 
     def _end_of_slice(self, found: FetchSlice, offset: int, *, in_place: bool) -> int:
         """Return an offset above all records of the slice."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from storage.errors import NoRoomError, is_scarcity
 from storage.log.flush import LogFlusher
 from storage.log.log_state import LogState, index_limits
+from storage.log.txn_index_loads import ensure_loaded, txn_index_loads
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import Segment
 from storage.swap.swap_journal import SwapPlan, cleaned_content_id
@@ -39,7 +40,10 @@ class LogSwap:
     def index_loads(self, base_offsets: Iterable[int]) -> list[IndexLoad]:
         """Return what to load before `pin`, so that it reads no files."""
         segments = self._segments_at(base_offsets)
-        return [IndexLoad(segment) for segment in segments if not segment.has_indexes]
+        return [
+            *(IndexLoad(segment) for segment in segments if not segment.has_indexes),
+            *txn_index_loads(self._state, segments),
+        ]
 
     def pin(self, base_offsets: Iterable[int]) -> None:
         """Pin segments whose file names a swap gives to other files; retention skips them.
@@ -57,7 +61,8 @@ class LogSwap:
                 segment = segments.find(base_offset)
                 assert segment is not None
                 assert segment is not segments.active
-                segment.pin()  # loads its indexes
+                ensure_loaded(self._state, segment)
+                segment.pin()  # loads its other indexes
         except OSError:
             self.unpin(base_offsets)
             raise

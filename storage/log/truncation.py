@@ -6,6 +6,7 @@ log below the recovery point that it finds, so the caller lowers that durably be
 
 from storage.log.deletion import Delay, ScheduledDeletions
 from storage.log.log_state import LogState, index_limits
+from storage.log.txn_index_loads import ensure_loaded
 from storage.segments.producer_snapshots import load_states, remove_snapshots, snapshots_in
 from storage.segments.segment import Segment
 
@@ -34,7 +35,7 @@ def truncate_segments(
         segments.replace(going, [first])
     else:
         segments.replace(going, ())
-        _cut_active(segments.active, offset, cut)
+        _cut_active(state, segments.active, offset, cut)
     segments.active.file.sync()
     env.sync_dir(state.directory)
     state.producers.replace(load_states(env, state.directory, segments.since(0), offset))
@@ -44,7 +45,8 @@ def truncate_segments(
     state.log_start_offset = min(state.log_start_offset, offset)
 
 
-def _cut_active(active: Segment, offset: int, cut: int) -> None:
+def _cut_active(state: LogState, active: Segment, offset: int, cut: int) -> None:
+    ensure_loaded(state, active)
     active.cut_back(cut)
     active.open_for_append()
     entries = active.txn_index.entries

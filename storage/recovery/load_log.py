@@ -287,6 +287,8 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
         if index < len(ends) and loading.next_offset > ends[index]:
             loading.note(f"{segment.path} reaches beyond {ends[index]}, into the next segment")
             return index
+        if index < count - 1:
+            segment.txn_index.drop()  # the last one may be appended to
         is_last = not was_clean and index == first_unclean - 1
         if is_last and not is_doubtful and ends[index] == recovery_point:
             # Its log was flushed before the roll, but its indexes perhaps were not.

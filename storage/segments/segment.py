@@ -37,7 +37,7 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
-from storage.format.txn_index import TxnIndexEntry
+from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.model import SegmentFacts
 from storage.segments.batch_lookup import position_of, undamaged_batches
 from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, scan
@@ -288,6 +288,7 @@ class Segment:
 
     def open_for_append(self) -> None:
         """Prepare for appends: load the indexes, open their files and trim them."""
+        assert self.txn_index.is_loaded
         self._facts = None
         self._content_id = next(_CONTENT_IDS)
         self._stamp = None
@@ -335,6 +336,7 @@ class Segment:
         A rebuild gives it indexes of its own, and writes no files.
         """
         twin = copy(self)
+        twin.txn_index = copy(self.txn_index)
         twin._indexes = SegmentIndexes(
             self._env, self.directory, self.base_offset, self._indexes.limits
         )
@@ -354,7 +356,7 @@ class Segment:
         before = self._indexes.offsets if self._indexes.is_loaded else None
         with suppress(DamagedSegmentError, CorruptBatchError, CorruptIndexError):
             repair(self)
-        if self._indexes.offsets is before:
+        if not self._indexes.is_loaded or self._indexes.offsets is before:
             return False
         self._indexes.encode()
         return True
@@ -375,6 +377,9 @@ class Segment:
             self._take_rebuilt(twin)
         elif not self._indexes.is_loaded:
             self._indexes.take(twin._indexes)
+        if self.txn_index.take(twin.txn_index):
+            self._facts = None
+            self._is_synced = False
         self._was_used = True
         return True
 
@@ -410,6 +415,12 @@ class Segment:
             self._was_used = False
         else:
             self._indexes.drop()
+            self.txn_index.drop()
+
+    def use_txn_entries(self) -> TxnIndexEntries:
+        """Return the entries of the loaded transaction index, which stays in memory for a while."""
+        self._was_used = True
+        return self.txn_index.entries
 
     @property
     def is_pinned(self) -> bool:
@@ -417,7 +428,11 @@ class Segment:
         return self._indexes.is_pinned
 
     def pin(self) -> None:
-        """Load everything that is read by name, before other files get these names."""
+        """Load everything that is read by name, before other files get these names.
+
+        The transaction index must be loaded already: it may have to be rebuilt from the whole log.
+        """
+        assert self.txn_index.is_loaded
         self._load_indexes()
         self._indexes.is_pinned = True
 
@@ -870,6 +885,6 @@ class Segment:
     def file_names(self) -> tuple[str, ...]:
         """Return its file names: log, indexes, and the transaction index if it has entries."""
         kinds: tuple[str, ...] = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
-        if self.txn_index.entries:
+        if self.txn_index.has_entries:
             kinds = filenames.SEGMENT_KINDS
         return tuple(filenames.file_name(self.base_offset, kind) for kind in kinds)

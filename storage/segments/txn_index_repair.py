@@ -1,4 +1,4 @@
-"""Rebuild transaction indexes that contradict the log.
+"""Rebuild transaction indexes that contradict the log, or whose files were changed.
 
 Transaction index entries have no checksum: with a missing file or a flipped bit, readers and the
 cleaner would mistake one transaction for another. Markers and batches of the log have checksums.
@@ -9,12 +9,27 @@ of them. It keeps entries whose marker or first batch may be in a damaged range.
 
 from collections.abc import Sequence
 
+from storage.env import Env
+from storage.format.index import CorruptIndexError
 from storage.format.producer_state import ProducerStates
 from storage.format.txn_index import TxnIndexEntry
-from storage.segments.producer_snapshots import replay
+from storage.segments.producer_snapshots import load_states, replay
 from storage.segments.segment import Segment
 
 _NO_END = 1 << 62
+
+
+def load_dropped(twin: Segment, *, env: Env, segments: Sequence[Segment]) -> None:
+    """Read the dropped transaction index of a twin; rebuild it if the file was changed.
+
+    `segments` are those of the log up to this one: a transaction may begin in any of them. Raises
+    OSError.
+    """
+    try:
+        twin.txn_index.load_dropped()
+    except CorruptIndexError:
+        states = load_states(env, twin.directory, segments, twin.base_offset)
+        twin.txn_index.set_rebuilt(replay(states, twin, 0, _NO_END))
 
 
 def mend(segments: Sequence[Segment]) -> list[str]:
@@ -28,17 +43,20 @@ def mend(segments: Sequence[Segment]) -> list[str]:
     for segment in segments:
         entries = replay(states, segment, 0, _NO_END)
         is_damaged = is_damaged or bool(segment.damages)
+        stored = segment.txn_index.loaded_or_read()
         if is_damaged:
-            entries = _with_hidden(segment, entries)
-        if [entry[:3] for entry in entries] != [entry[:3] for entry in segment.txn_index.entries]:
+            entries = _with_hidden(entries, stored)
+        if [entry[:3] for entry in entries] != [entry[:3] for entry in stored]:
             segment.write_txn_entries(entries)
             mended.append(segment.txn_index.path)
     return mended
 
 
-def _with_hidden(segment: Segment, entries: Sequence[TxnIndexEntry]) -> list[TxnIndexEntry]:
+def _with_hidden(
+    entries: Sequence[TxnIndexEntry], stored: Sequence[TxnIndexEntry]
+) -> list[TxnIndexEntry]:
     by_marker = {entry.last_offset: entry for entry in entries}
-    for entry in segment.txn_index.entries:
+    for entry in stored:
         txn_index_entry = by_marker.get(entry.last_offset)
         if txn_index_entry is None or (txn_index_entry.producer_id, True) == (
             entry.producer_id,

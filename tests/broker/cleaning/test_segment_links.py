@@ -25,6 +25,10 @@ class Links:
     planned: int | None = 1
     events: list[str] = field(default_factory=list)
 
+    async def load_job_inputs(self, _: object) -> bool:
+        self.events.append("load")
+        return True
+
     async def wait_for_swap(self, _: object) -> bool:
         self.events.append("wait")
         return self.is_over
@@ -66,7 +70,7 @@ class Links:
         )
 
 
-DONE = ["attempt", "wait", "begin", "link"]
+DONE = ["attempt", "load", "wait", "begin", "link"]
 
 
 def test_segments_are_planned_when_no_swap_runs_and_linked_in_the_same_turn() -> None:
@@ -110,4 +114,4 @@ def test_a_swap_that_does_not_end_is_not_waited_for_again() -> None:
     links = Links(is_over=False)
     with pytest.raises(SegmentsReplacedError, match="orders-0: try again"):
         links.run()
-    assert links.events == DONE[:2]
+    assert links.events == DONE[:3]

@@ -11,15 +11,29 @@ from broker.app import Broker
 from broker.handlers.fetch import fetch
 from protocol import codec
 from protocol.api import ApiKey
-from protocol.messages import FetchRequest, FetchRequestPartition, FetchRequestTopic, FetchResponse
-from storage.format.batch import walk_headers
+from protocol.messages import (
+    FetchRequest,
+    FetchRequestPartition,
+    FetchRequestTopic,
+    FetchResponse,
+    FetchResponsePartition,
+)
+from storage.format.batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    ControlType,
+    build_batch,
+    marker_record,
+    walk_headers,
+)
 from storage.format.filenames import INDEX
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
 from storage.segments.segment import Segment
+from storage.segments.segment_txn_index import SegmentTxnIndex
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import make_context
-from tests.support.storage.logs import append, value_at
+from tests.support.storage.logs import NOW_MS, append, append_batch, batch_of, value_at
 from tests.support.storage.memory_env import MemoryEnv
 
 VERSION = 11
@@ -29,6 +43,17 @@ BATCHES = 1_000
 
 async def answered(broker: Broker, offset: int, max_bytes: int = 2_000) -> list[int]:
     """The base offsets of the batches of one answer."""
+    row = await fetched(broker, offset, max_bytes)
+    return [header.base_offset for _, header in walk_headers(row.records or b"")]
+
+
+async def aborted(broker: Broker, offset: int) -> list[tuple[int, int]]:
+    """Producer id and first offset of the aborted transactions of one answer."""
+    rows = (await fetched(broker, offset, 2_000)).aborted_transactions
+    return [(row.producer_id, row.first_offset) for row in rows or ()]
+
+
+async def fetched(broker: Broker, offset: int, max_bytes: int) -> FetchResponsePartition:
     part = FetchRequestPartition(fetch_offset=offset, partition_max_bytes=max_bytes)
     topics = [FetchRequestTopic(topic="orders", partitions=[part])]
     body = FetchRequest(max_bytes=1 << 20, session_epoch=-1, isolation_level=1, topics=topics)
@@ -42,7 +67,7 @@ async def answered(broker: Broker, offset: int, max_bytes: int = 2_000) -> list[
     assert isinstance(response, FetchResponse)
     (row,) = response.responses[0].partitions
     assert row.error_code == 0
-    return [header.base_offset for _, header in walk_headers(row.records or b"")]
+    return row
 
 
 def drop(segment: Segment) -> None:
@@ -186,3 +211,38 @@ async def test_a_segment_that_is_replaced_during_the_load_keeps_its_own_indexes(
         wanted = segment.base_offset + 300
         assert (await answered(broker, wanted))[0] == wanted
         assert segment.is_pinned
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_dropped_transaction_index_is_read_in_a_thread(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = MemoryEnv(seed=4)
+    async with broker_in_memory(env) as broker:
+        topic = await broker.metadata_service.create("orders", 1, CONFIG)
+        log = topic.partitions[0].log
+        for producer_id in (1, 2):
+            fields = {"producer_id": producer_id, "producer_epoch": 0}
+            batch = batch_of(b"v", attributes=TRANSACTIONAL, base_sequence=0, **fields)
+            append_batch(log, batch, in_transaction=True)
+            marker = [marker_record(ControlType.ABORT, 0, NOW_MS)]
+            append_batch(log, build_batch(marker, attributes=TRANSACTIONAL | CONTROL, **fields))
+        log.roll(NOW_MS)
+        log.flush()
+        drop(log.segments[0])
+        assert not log.segments[0].txn_index.is_loaded
+        if is_lost:
+            env.unlink(log.segments[0].txn_index.path)
+        threads = []
+        was = SegmentTxnIndex.load_dropped
+
+        def watched(self: SegmentTxnIndex) -> None:
+            threads.append(threading.get_ident())
+            was(self)
+
+        monkeypatch.setattr(SegmentTxnIndex, "load_dropped", watched)
+        together = await asyncio.gather(*[aborted(broker, 2) for _ in range(5)])
+        assert together == [[(2, 2)]] * 5
+        assert len(threads) == 1
+        assert threading.get_ident() not in threads
+        assert env.exists(log.segments[0].txn_index.path)

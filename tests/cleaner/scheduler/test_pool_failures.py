@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from cleaner import states as s
-from cleaner.host import PublishOutcome
+from cleaner.host import JobInputs, PublishOutcome
 from cleaner.scheduler.clean_attempt import retry_delay_ms
 from storage.errors import SwapRefusedError
+from storage.model import TopicPartition
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
 from tests.support.cleaner.scheduler.cleaner_fakes import FakeLink, FakeWorkerPool, until
 from tests.support.cleaner.scheduler.pool_harness import (
@@ -197,6 +198,31 @@ def test_a_job_that_cannot_be_planned_is_a_named_failure() -> None:
         b.dirty()
         await until(lambda: b.host.failures)
         assert "ZeroDivisionError" in b.host.failures[0][1]
+
+    run_scenario(scenario)
+
+
+def test_the_inputs_of_a_job_are_read_before_it_is_planned() -> None:
+    """Or the event loop would read the transaction indexes of the whole log."""
+
+    async def scenario(b: PoolHarness) -> None:
+        loaded: list[TopicPartition] = []
+        job_inputs = b.host.job_inputs
+
+        async def load_job_inputs(partition: TopicPartition) -> bool:
+            await asyncio.sleep(1)
+            loaded.append(partition)
+            return len(loaded) == 1
+
+        def checked(partition: TopicPartition, first: int, end: int) -> JobInputs:
+            assert partition in loaded
+            return job_inputs(partition, first, end)
+
+        b.host.load_job_inputs = load_job_inputs  # type: ignore[method-assign]
+        b.host.job_inputs = checked  # type: ignore[method-assign]
+        b.dirty()
+        await until_job(b)
+        assert not b.host.failures
 
     run_scenario(scenario)
 

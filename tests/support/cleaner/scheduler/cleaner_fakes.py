@@ -96,6 +96,9 @@ class FakeHost:
     def config_of(self, partition: TopicPartition) -> TopicConfig:
         return self.logs[partition].config
 
+    async def load_job_inputs(self, partition: TopicPartition) -> bool:
+        return False
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         return JobInputs(bytes(16))
 

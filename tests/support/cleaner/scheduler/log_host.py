@@ -57,6 +57,9 @@ class LogHost:
     def config_of(self, partition: TopicPartition) -> TopicConfig:
         return self.manager.table.logs[partition].config
 
+    async def load_job_inputs(self, partition: TopicPartition) -> bool:
+        return False
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         log = self.manager.table.logs[partition]
         last = tuple(
