@@ -9,6 +9,7 @@ import logging
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import Group
 from broker.groups.classic.state import restored
 from broker.groups.deletion import GroupDeletion
@@ -40,13 +41,15 @@ class PartitionLoading:
         self._deletion = deletion
         self._stats = stats
 
-    def activate(self, partition: int, loaded: LoadedPartition) -> None:
-        """Serve the groups that were loaded from a partition."""
-        self._served.partitions.activate(partition)
+    async def activate(self, partition: int, loaded: LoadedPartition) -> None:
+        """Serve the groups that were loaded from a partition; see internal_topic.Coordinator."""
         self._count(loaded)
         group_ids = loaded.group_ids()
-        for group_id in group_ids:
+        async for group_id in Turns().over(group_ids):
+            if not self._served.partitions.is_loading(partition):
+                return  # it failed meanwhile
             self._serve(partition, group_id, loaded)
+        self._served.partitions.activate(partition)
         self._deletion.note_loaded(loaded.topics)
         logger.log(
             logging.INFO if loaded.records else logging.DEBUG,

@@ -246,8 +246,11 @@ def add_batches(loader: Loader[L], data: bytes, offset: int) -> int:
 class Coordinator(Protocol[L_contra]):
     """Serves the keys of the partitions that are active."""
 
-    def activate(self, partition: int, loaded: L_contra) -> None:
-        """Serve a partition from its content on."""
+    async def activate(self, partition: int, loaded: L_contra) -> None:
+        """Serve a partition from its content on, which is taken in turns.
+
+        It is loading until then. If it is deactivated meanwhile, it stays so.
+        """
         ...
 
     def deactivate(self, partition: int, state: PartitionState) -> None:
@@ -406,7 +409,7 @@ class InternalTopic(Generic[L]):
             return
         is_served = self._topics.partition(partition.partition) is partition
         if is_served:  # else its directory failed meanwhile
-            self.coordinator.activate(index, loaded)
+            await self.coordinator.activate(index, loaded)
 
     async def _read_patiently(self, partition: Partition) -> L:
         """Like `_read`; begin again after errors that end by themselves, until the broker stops."""

@@ -175,15 +175,20 @@ class TransactionCoordinator:
 
     # Partitions of __transaction_state ----------------------------------------------------------
 
-    def activate(self, partition: int, loaded: LoadedTransactions) -> None:
-        """Serve the transactional ids of a partition; continue the transactions it has decided."""
-        self._partitions.activate(partition)
+    async def activate(self, partition: int, loaded: LoadedTransactions) -> None:
+        """Serve the transactional ids of a partition; continue the transactions it has decided.
+
+        See internal_topic.Coordinator.
+        """
         self.stats.records_unknown += loaded.unknown_records
         self.stats.records_invalid += loaded.invalid_records
-        for transaction in loaded.transactions.values():
+        async for transaction in Turns().over(loaded.transactions.values()):
+            if not self._partitions.is_loading(partition):
+                return  # it failed meanwhile
             begun = restored(transaction)
             live = self._add(begun.state)
             self._perform(live, begun, is_restart=True)
+        self._partitions.activate(partition)
 
     def deactivate(self, partition: int, state: PartitionState) -> None:
         """Stop serving a partition: it failed, or it will be loaded again."""

@@ -171,7 +171,7 @@ async def test_a_topic_whose_creation_begins_before_its_offsets_are_loaded_has_n
     await world.coordinator.deletion.forget_earlier_topic("orders")
     if created == "before":
         topics.existing.add("orders")
-    world.coordinator.loading.activate(0, world.log.load(0))
+    await world.coordinator.loading.activate(0, world.log.load(0))
     topics.existing.add("orders")
     await settle()
     assert world.offsets() == {("other", 0): 6}

@@ -30,6 +30,7 @@ from protocol.api import APIS, ApiKey
 from protocol.codec import decode_response, encode_request, encode_response
 from protocol.errors import ErrorCode
 from tests.support.broker.groups.offsets_log import OffsetsLog
+from tests.support.clocks.all_turns import take_all_turns
 from tests.support.clocks.virtual_clock import VirtualClock, settle
 from tests.support.protocol.requests import advertised_range, decode_request
 
@@ -79,7 +80,7 @@ class Client:
     def __post_init__(self) -> None:
         store = KeyedLog(1, self.log.append)
         self.coordinator = GroupCoordinator(store, self.clock, CoordinatorSettings())
-        self.coordinator.loading.activate(0, LoadedPartition())
+        take_all_turns(self.coordinator.loading.activate(0, LoadedPartition()))
 
     async def wait_offsets_topic(self) -> ErrorCode:
         return self.created

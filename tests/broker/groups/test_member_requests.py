@@ -424,5 +424,5 @@ async def test_metadata_of_members_that_are_gone_is_free_again() -> None:
     await world.coordinator.members.leave("h", leave)
     assert (await world.join(group_id="i", protocols=large)).error is ErrorCode.NONE
     world.coordinator.loading.deactivate(0, PartitionState.LOADING)
-    world.coordinator.loading.activate(0, LoadedPartition())
+    await world.coordinator.loading.activate(0, LoadedPartition())
     assert (await world.join(group_id="k", protocols=large)).error is ErrorCode.NONE

@@ -1,7 +1,11 @@
 """Partitions of __consumer_offsets that are loaded, go offline, or are loaded again."""
 
+import asyncio
+from itertools import count
+
 import pytest
 
+from broker.event_loop import loop_turns
 from broker.groups.classic.model import (
     CommitRequested,
     Empty,
@@ -91,4 +95,43 @@ async def test_a_partition_is_deactivated_without_a_look_at_the_groups_of_others
     for partition in range(8):
         world.coordinator.loading.deactivate(partition, PartitionState.OFFLINE)
     assert len(hashed) <= len(group_ids)
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_the_groups_of_a_loaded_partition_are_taken_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    for number in range(20):
+        await world.commit(5, group_id=f"g{number}")
+    loaded = world.log.load(0)
+    world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+    clock = count()
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each group
+    loading = asyncio.create_task(world.coordinator.loading.activate(0, loaded))
+    rounds = 0
+    while not loading.done():
+        assert world.coordinator.availability("g1") is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await asyncio.sleep(0)
+        rounds += 1
+    assert rounds >= 20
+    assert world.offsets("g1") == {KEY: 5}
+
+
+async def test_a_partition_that_fails_while_it_is_loaded_is_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    for number in range(20):
+        await world.commit(5, group_id=f"g{number}")
+    loaded = world.log.load(0)
+    world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+    clock = count()
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))
+    loading = asyncio.create_task(world.coordinator.loading.activate(0, loaded))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    world.coordinator.loading.deactivate(0, PartitionState.OFFLINE)
+    await loading
+    assert world.coordinator.availability("g1") is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert list(world.coordinator.groups()) == []

@@ -3,9 +3,11 @@
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from itertools import count, islice
 
 import pytest
 
+from broker.event_loop import loop_turns
 from broker.event_loop.loop_turns import Turns
 from broker.topics.internal_topic import KeyedLog, LogRecord, PartitionState
 from broker.topics.producer_ids import Producer
@@ -27,6 +29,7 @@ from storage.errors import (
     StorageError,
 )
 from storage.model import TopicPartition
+from tests.support.clocks.all_turns import take_all_turns
 from tests.support.clocks.virtual_loop import run_virtually
 
 PARTITIONS = 8
@@ -79,7 +82,7 @@ def make_coordinator(
         wall_ms=wall_ms,
     )
     for partition in range(PARTITIONS):
-        coordinator.activate(partition, nothing())
+        take_all_turns(coordinator.activate(partition, nothing()))
     return coordinator
 
 
@@ -220,7 +223,7 @@ async def with_open_transaction(markers: Markers, epoch: int) -> TransactionCoor
         start_ms=0,
         client_version=TransactionVersion.V2,
     )
-    coordinator.activate(partition, loaded)
+    await coordinator.activate(partition, loaded)
     return coordinator
 
 
@@ -281,3 +284,47 @@ async def test_a_transaction_that_begins_during_the_search_is_not_hanging(
 
     monkeypatch.setattr(coordinator_module, "Turns", BusyTurns)
     assert await coordinator.find_open(partition, producer.producer_id) == "tx"
+
+
+def twenty_loaded() -> LoadedTransactions:
+    """Of partition 0."""
+    loaded, log = nothing(), KeyedLog(PARTITIONS, append)
+    ids = (transactional_id for n in count() if not log.partition_of(transactional_id := f"id{n}"))
+    for transactional_id in islice(ids, 20):
+        transaction = Transaction(transactional_id, 7, 0, 60_000, Status.EMPTY)
+        loaded.transactions[transactional_id] = transaction
+    return loaded
+
+
+async def test_the_ids_of_a_loaded_partition_are_taken_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = make_coordinator()
+    coordinator.deactivate(0, PartitionState.LOADING)
+    clock = count()
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each id
+    loading = asyncio.create_task(coordinator.activate(0, twenty_loaded()))
+    rounds = 0
+    while not loading.done():
+        assert coordinator.is_loading
+        await asyncio.sleep(0)
+        rounds += 1
+    assert rounds >= 20
+    assert not coordinator.is_loading
+    assert len(list(coordinator.transactions())) == 20
+
+
+async def test_a_partition_that_fails_while_it_is_loaded_is_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = make_coordinator()
+    coordinator.deactivate(0, PartitionState.LOADING)
+    clock = count()
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))
+    loading = asyncio.create_task(coordinator.activate(0, twenty_loaded()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    coordinator.deactivate(0, PartitionState.OFFLINE)
+    await loading
+    assert coordinator.is_offline(0)
+    assert list(coordinator.transactions()) == []

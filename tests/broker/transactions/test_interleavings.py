@@ -20,6 +20,7 @@ from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
+from tests.support.clocks.all_turns import take_all_turns
 from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.draws import seeds_of_tests
 
@@ -72,7 +73,7 @@ class Life:
             new_producer_id=self.new_producer_id,
             wall_ms=lambda: world.now_ms,
         )
-        self.coordinator.activate(0, self.load())
+        take_all_turns(self.coordinator.activate(0, self.load()))
 
     def load(self) -> LoadedTransactions:
         loader = TransactionLoader()

@@ -51,7 +51,7 @@ def test_a_partition_that_is_offline_delays_no_marker_of_another_one() -> None:
         coordinator = TransactionCoordinator(
             KeyedLog(1, append), markers, new_producer_id=new_producer_id, wall_ms=lambda: 1
         )
-        coordinator.activate(0, LoadedTransactions())
+        await coordinator.activate(0, LoadedTransactions())
         producer = (await coordinator.init_producer("x", 1_000, None)).producer
         assert producer is not None
         await coordinator.add_partitions("x", producer, frozenset(PARTITIONS))
@@ -109,7 +109,7 @@ def test_one_client_has_a_few_long_lists_of_markers_under_way() -> None:
         coordinator = TransactionCoordinator(
             KeyedLog(1, append), markers, new_producer_id=new_producer_id, wall_ms=lambda: 1
         )
-        coordinator.activate(0, LoadedTransactions())
+        await coordinator.activate(0, LoadedTransactions())
         names = [*(f"many {number}" for number in range(50)), "other"]
         long_list = frozenset(TopicPartition("t", index) for index in range(LONG_LIST + 1))
         for name in names:

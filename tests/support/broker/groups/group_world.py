@@ -21,6 +21,7 @@ from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
 from tests.support.broker.groups.group_machine import join_request
 from tests.support.broker.groups.offsets_log import OffsetsLog
+from tests.support.clocks.all_turns import take_all_turns
 from tests.support.clocks.virtual_clock import VirtualClock, settle
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class World:
         self.settings = CoordinatorSettings(**settings)  # type: ignore[arg-type]
         self.coordinator = self._coordinator()
         for partition in range(partition_count):
-            self.coordinator.loading.activate(partition, LoadedPartition())
+            take_all_turns(self.coordinator.loading.activate(partition, LoadedPartition()))
 
     def _coordinator(self) -> GroupCoordinator:
         ids = count()
@@ -57,7 +58,7 @@ class World:
             self.coordinator.loading.deactivate(partition, PartitionState.OFFLINE)
         self.coordinator = self._coordinator()
         for partition in range(len(self.log.batches)):
-            self.coordinator.loading.activate(partition, self.log.load(partition))
+            take_all_turns(self.coordinator.loading.activate(partition, self.log.load(partition)))
 
     async def begin(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)
