@@ -445,7 +445,7 @@ class LogMaintenance:
 
     async def _partitions_in(self, only: LogDirectory | None) -> AsyncIterator[Partition]:
         """Yield each partition, in turns; with `only`, those of one data directory."""
-        async for partition in Turns().over(tuple(self._partitions())):
+        async for partition in Turns().over(self._partitions()):
             if only is None or partition.log.log_directory is only:
                 yield partition
 

@@ -82,7 +82,7 @@ class ViewMaintenance:
         due: list[TopicPartition] = []
         existing: dict[TopicPartition, bool] = self._known_views
         present: set[TopicPartition] = set()
-        for index, partition in enumerate(tuple(self._topics.partitions())):
+        for index, partition in enumerate(self._topics.partitions()):
             if index % LOOP_SHARE == LOOP_SHARE - 1:
                 await asyncio.sleep(0)
             topic_partition = partition.partition
@@ -109,7 +109,12 @@ class ViewMaintenance:
             existing[topic_partition] = view is not None
         for topic_partition in existing.keys() - present:
             del existing[topic_partition]
-        gone, turns = list(self._last.keys() - set(self._topics.partitions())), Turns()
+        turns = Turns()
+        gone = [
+            partition
+            async for partition in turns.over(tuple(self._last))
+            if self._topics.partition(partition.partition) is not partition
+        ]
         while gone:  # a log closes its files with its last reference
             self._last.pop(gone.pop(), None)
             await turns.take()
