@@ -58,6 +58,7 @@ from storage.errors import (
 from storage.format.batch import (
     TRANSACTIONAL,
     BatchHeader,
+    correct_max_timestamp,
     stamp_log_append_time,
     unpack_header,
 )
@@ -334,9 +335,14 @@ def _produce_one(
         if not _is_checked_on_loop(partition, batch) or partition.appending.locked():
             return _append_in_turn(context, partition, batch, transaction)
         try:
-            check_records(records, header, config, now_ms, limit_bytes=LOOP_UNPACKED_BYTES)
+            checked = check_records(
+                records, header, config, now_ms, limit_bytes=LOOP_UNPACKED_BYTES
+            )
         except DecompressionLimitError:
             return _append_in_turn(context, partition, batch, transaction)
+        if checked.max_timestamp != header.max_timestamp:
+            header = correct_max_timestamp(records, header, checked.max_timestamp)
+            batch = batch._replace(header=header)
         return _append(context, partition, batch, transaction)
     except StorageError as failure:
         return _failed(services, partition, index, records, failure)
@@ -426,7 +432,8 @@ def _prepare(
     """
     _, records, header, now_ms, _ = batch
     keys = None
-    unpacked = check_records(records, header, config, now_ms)
+    unpacked, max_timestamp = check_records(records, header, config, now_ms)
+    header = correct_max_timestamp(records, header, max_timestamp)
     if hash_key is not None:
         from cleaner.engine.selective.appended_keys import list_keys
 

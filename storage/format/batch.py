@@ -49,6 +49,8 @@ _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _OFFSET: Final = struct.Struct(">q")
 _INT32: Final = struct.Struct(">i")
 _CRC: Final = struct.Struct(">I")
+_ATTRIBUTES_POSITION: Final = 21
+_MAX_TIMESTAMP_POSITION: Final = 35
 _ATTRIBUTES: Final = struct.Struct(">h")
 _CONTROL_KEY: Final = struct.Struct(">hh")  # version, type
 _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
@@ -259,9 +261,26 @@ def stamp(buffer: WritableBuffer, position: int, base_offset: int, leader_epoch:
 def stamp_log_append_time(buffer: WritableBuffer, position: int, now_ms: int) -> None:
     """Set the time of every record to `now_ms` in place, and compute the CRC again."""
     header = read_header(buffer, position)
-    _ATTRIBUTES.pack_into(buffer, position + 21, header.attributes | LOG_APPEND_TIME)
-    _OFFSET.pack_into(buffer, position + 35, now_ms)
+    _ATTRIBUTES.pack_into(
+        buffer, position + _ATTRIBUTES_POSITION, header.attributes | LOG_APPEND_TIME
+    )
+    _OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_POSITION, now_ms)
     _CRC.pack_into(buffer, position + CRC_POSITION, crc_of(buffer, position, header.size_bytes))
+
+
+def correct_max_timestamp(
+    buffer: WritableBuffer, header: BatchHeader, max_timestamp: int
+) -> BatchHeader:
+    """Write the largest timestamp of the records, and a new CRC, into the batch at the beginning.
+
+    Return the corrected header. Costs nothing if the header has this timestamp.
+    """
+    if header.max_timestamp == max_timestamp:
+        return header
+    _OFFSET.pack_into(buffer, _MAX_TIMESTAMP_POSITION, max_timestamp)
+    crc = crc_of(buffer, 0, header.size_bytes)
+    _CRC.pack_into(buffer, CRC_POSITION, crc)
+    return header._replace(max_timestamp=max_timestamp, crc=crc)
 
 
 def read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:

@@ -5,12 +5,15 @@ Both run for each batch on every topic: a client stops at a malformed record, an
 compacted or get a view later. So the records of every accepted batch are well-formed and decompress
 within the topic's limit; on a compacted topic all have keys.
 
+The header's largest timestamp is not checked: some clients write -1. Retention, rolls and lags
+depend on it, so the caller replaces it by that of the records, as Kafka's LogValidator does.
+
 Sources: the Kafka protocol guide, KIP-467 (errors of single records), KIP-937 (timestamps).
 """
 
 from collections.abc import Callable
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -139,6 +142,13 @@ def _refused_flag(attributes: int) -> Exception:
     return InvalidRecordError("a transactional batch without a producer id")
 
 
+class CheckedRecords(NamedTuple):
+    """The records of a batch, all of them valid."""
+
+    unpacked: memoryview
+    max_timestamp: int  # of the records in ms, whatever the header says
+
+
 def check_records(
     records: memoryview | bytes | bytearray,
     header: BatchHeader,
@@ -146,8 +156,8 @@ def check_records(
     now_ms: int,
     *,
     limit_bytes: int = _LARGEST_INT64,
-) -> memoryview:
-    """Check all records of a batch that passed `check_produced`; return them unpacked.
+) -> CheckedRecords:
+    """Check all records of a batch that passed `check_produced`.
 
     May run in a thread. Raises InvalidTimestampError, MissingKeyError, InvalidOffsetsError or
     InvalidRecordError with the indexes of the first 100 invalid records, and
@@ -167,16 +177,16 @@ def check_records(
     rules = header.record_count, header.base_timestamp, first_ms, last_ms, config.compacts
     # Read-only: one type for all callers, so one compiled kernel.
     data = memoryview(unpacked).toreadonly()
-    code, _ = check(data, position, *rules, _NAMES_NONE)
+    code, _, max_timestamp = check(data, position, *rules, _NAMES_NONE)
     if code:
         failed = np.zeros(FAILURES_NAMED_MAX, dtype=np.int64)
-        code, failures = check(data, position, *rules, failed)
+        code, failures, _ = check(data, position, *rules, failed)
         raise _invalid_records(code, failed[:failures].tolist())
-    return data[position:]
+    return CheckedRecords(data[position:], max_timestamp)
 
 
 @cache
-def _records_kernel() -> Callable[..., tuple[int, int]]:
+def _records_kernel() -> Callable[..., tuple[int, int, int]]:
     from storage.kernels.records import check_records_kernel  # it imports the compiler
 
     return check_records_kernel

@@ -118,19 +118,21 @@ def check_records_kernel(
     last_ms: int,
     needs_keys: bool,
     failed: Ints,
-) -> tuple[int, int]:
-    """Check the `record_count` records that must fill `buf[position:]` -> (code, failures).
+) -> tuple[int, int, int]:
+    """Check the `record_count` records that must fill `buf[position:]`.
 
-    Timestamps must be in `[first_ms, last_ms]`; `base_timestamp` is that of the header. A malformed
-    record ends the check; its index is the first of `failed`. Records with a null key or a time
-    outside the window are counted, and `failed` gets the indexes of the first ones, as many as it
-    holds. If both occur the code is TIMESTAMP, as in Kafka.
+    -> (code, failures, the largest timestamp, if the code is VALID). Timestamps must be in
+    `[first_ms, last_ms]`; `base_timestamp` is that of the header. A malformed record ends the
+    check; its index is the first of `failed`. Records with a null key or a time outside the window
+    are counted, and `failed` gets the indexes of the first ones, as many as it holds. If both occur
+    the code is TIMESTAMP, as in Kafka.
 
     `buf` is a read-only memoryview in fact, and the rules are plain numbers: an array and a tuple
     take 2 us more, for each produced batch.
     """
     code = VALID
     failures = 0
+    largest_ms = SMALLEST_INT64
     at = position
     end = buf.shape[0]
     for index in range(record_count):
@@ -138,7 +140,7 @@ def check_records_kernel(
         if at < 0 or offset_delta != index:
             if failed.shape[0] > 0:
                 failed[0] = index
-            return (MALFORMED if at < 0 else OFFSETS), 1
+            return (MALFORMED if at < 0 else OFFSETS), 1, 0
         keyless = needs_keys and key_bytes < 0
         untimely = is_outside(base_timestamp, time_delta, first_ms, last_ms)
         if keyless or untimely:
@@ -146,9 +148,10 @@ def check_records_kernel(
                 failed[failures] = index
             failures += 1
             code = TIMESTAMP if untimely or code == TIMESTAMP else NULL_KEY
+        largest_ms = max(largest_ms, base_timestamp + time_delta)
     if at != end:
-        return LEFT_OVER, 0
-    return code, failures
+        return LEFT_OVER, 0, 0
+    return code, failures, largest_ms
 
 
 @kernel
@@ -192,7 +195,9 @@ def warm_up_records() -> None:
     body = b"\x0c" + bytes(6)
     produced: Any = memoryview(body)
     failed = np.zeros(1, dtype=np.int64)
-    code, _ = check_records_kernel(produced, 0, 1, 0, SMALLEST_INT64, LARGEST_INT64, True, failed)
+    code, _, _ = check_records_kernel(
+        produced, 0, 1, 0, SMALLEST_INT64, LARGEST_INT64, True, failed
+    )
     assert code == VALID
     target = TimestampTarget(
         0, has_one_timestamp=False, first_delta=0, last_delta=0, at_least_ms=0, is_largest=False

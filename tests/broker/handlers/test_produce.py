@@ -1,6 +1,7 @@
 """Refused batches, counted by reason; malformed records on every kind of topic."""
 
 import asyncio
+import itertools
 import struct
 import threading
 from dataclasses import asdict
@@ -10,7 +11,8 @@ import pytest
 
 from broker.handlers import produce
 from protocol.errors import ErrorCode
-from storage.format.batch import CONTROL, Record, build_batch
+from storage.format.batch import CONTROL, Record, build_batch, crc_of, read_header
+from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.hostile_batches import (
@@ -100,6 +102,30 @@ async def test_no_topic_takes_malformed_records_in_any_codec(codec: str) -> None
                     assert answer.error_code == ErrorCode.INVALID_RECORD, (topic, name)
                 answer = await asyncio.to_thread(client.produce, topic, body(GOOD_RECORDS))
                 assert (answer.error_code, answer.base_offset) == (0, 0), topic
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("claimed_ms", [-1, 1000, NOW_MS + 1, 1 << 62])
+async def test_the_largest_timestamp_of_a_batch_is_that_of_its_records(
+    codec: str, claimed_ms: int
+) -> None:
+    """As in Kafka: retention and lags do not depend on what a client writes into a header."""
+    topics = {name: {"keys": {**keys, **LARGE}} for name, keys in KINDS.items()}
+    records = [Record(n, NOW_MS - abs(5 - n), b"k", b"v" * 9, ()) for n in range(10)]
+    large = [records[0]._replace(value=bytes(3 << 20)), *records[1:]]
+    async with broker_in_memory(MemoryEnv(seed=1), topics=topics) as broker:
+        with RawClient(broker.addresses[0].port) as client:
+            for topic, kept in itertools.product(KINDS, (records, large)):
+                lying = build_batch(kept, codec=CODECS[codec], max_timestamp=claimed_ms)
+                answer = await asyncio.to_thread(client.produce, topic, bytes(lying))
+                assert answer.error_code == ErrorCode.NONE
+                log = broker.topics.partition(TopicPartition(topic, 0)).log
+                assert log.segments.active.max_timestamp_ms == NOW_MS, topic
+                read = log.reader.read(answer.base_offset, 8 << 20, end_offset=log.log_end_offset)
+                data = read.read()
+                header = read_header(data)
+                assert header.max_timestamp == NOW_MS, topic
+                assert header.crc == crc_of(data, 0, header.size_bytes), topic
 
 
 async def test_small_compressed_batches_are_checked_without_a_thread(

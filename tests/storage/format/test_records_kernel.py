@@ -61,7 +61,7 @@ def as_array(data: bytes) -> np.ndarray:
 
 def walk(data: bytes, count: int, rules: Rules = ANY_TIME) -> tuple[int, int, list[int]]:
     failed = np.full(4, -7, dtype=np.int64)
-    code, failures = check_kernel(memoryview(data), 0, count, *rules, failed)
+    code, failures, _ = check_kernel(memoryview(data), 0, count, *rules, failed)
     return code, failures, failed[: min(failures, 4)].tolist()
 
 
@@ -87,6 +87,15 @@ def test_every_truncation_is_malformed_at_its_record() -> None:
     for size in range(len(data)):
         index = sum(end <= size for end in ends)
         assert walk(data[:size], 3) == (RecordCode.MALFORMED, 1, [index])
+
+
+@given(st.integers(-(1 << 40), 1 << 40), st.lists(st.integers(-(1 << 40), 1 << 40), min_size=1))
+def test_the_largest_timestamp_is_that_of_a_record(base: int, deltas: list[int]) -> None:
+    data = memoryview(body([Record(n, delta, b"k", b"") for n, delta in enumerate(deltas)]))
+    rules = ANY_TIME._replace(base_timestamp=base)
+    failed = np.zeros(0, dtype=np.int64)
+    code, _, largest = check_kernel(data, 0, len(deltas), *rules, failed)
+    assert (code, largest) == (RecordCode.VALID, base + max(deltas))
 
 
 @pytest.mark.parametrize("data", MALFORMED)
