@@ -79,6 +79,58 @@ async def test_each_listener_advertises_its_own_address(
             writer.close()
 
 
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
+    """Connect the two in memory; return the client's end."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        (client.wrap_bio(to_client, to_server), to_client),
+        (server.wrap_bio(to_server, to_client, server_side=True), to_server),
+    ]
+    unfinished = list(ends)
+    while unfinished:
+        for end in tuple(unfinished):
+            with suppress(ssl.SSLWantReadError):
+                end[0].do_handshake()
+                unfinished.remove(end)
+    return ends[0][0]
+
+
+def contexts(authority: Authority) -> list[ssl.SSLContext]:
+    """The broker's contexts: with and without certificates of clients."""
+    settings = {"ca_file": authority.path, "client_auth": "requested"}
+    tls = load_server_tls(TlsSettings.model_validate(tls_settings(authority, **settings)))
+    assert tls is not None
+    return [tls.context, tls.password_context]
+
+
+def client_context(authority: Authority, group: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.path)
+    context.check_hostname = False
+    if group is not None:
+        context.set_ecdh_curve(group)
+    return context
+
+
+@pytest.mark.parametrize("group", ["ffdhe2048", "ffdhe8192"])
+def test_finite_field_groups_are_refused_before_a_key_is_made(
+    authority: Authority, group: str
+) -> None:
+    for server in contexts(authority):
+        with pytest.raises(ssl.SSLError, match="NO_SUITABLE_KEY_SHARE"):
+            shake_hands(server, client_context(authority, group))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("group", [None, "prime256v1"])
+def test_clients_with_default_groups_and_with_the_required_one_connect(
+    authority: Authority, version: ssl.TLSVersion, group: str | None
+) -> None:
+    for server in contexts(authority):
+        client = client_context(authority, group)
+        client.maximum_version = version
+        assert shake_hands(server, client).version() == version.name.replace("_", ".")
+
+
 async def test_large_requests_and_responses_pass_unchanged(authority: Authority) -> None:
     noise = random.Random(7).randbytes(700_000)
     topic = {"keys": {"max.message.bytes": 4 << 20}}
