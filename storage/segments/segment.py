@@ -218,14 +218,16 @@ class Segment:
             self.size_bytes
         )
         self.max_timestamp_ms = timestamp_ms
-        self.max_timestamp_offset = self.base_offset + timestamp_offset
-        next_offset = self._walk_tail(relative, position)
+        self.max_timestamp_offset = named_offset = self.base_offset + timestamp_offset
+        next_offset, named = self._walk_tail(relative, position, named_offset)
         last_indexed = max(relative, timestamp_offset if timestamp_ms >= 0 else -1)
         if last_indexed >= 0 and self.base_offset + last_indexed >= next_offset:
             path = self._path(filenames.INDEX)
             raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
+        if timestamp_ms >= 0:
+            self._check_time_entry(timestamp_ms, named_offset, named)
         self.txn_index.check(self.ascending_search())
         return next_offset
 
@@ -267,8 +269,14 @@ class Segment:
         except (CorruptIndexError, CorruptBatchError):
             self.rebuild()
 
-    def _walk_tail(self, relative: int, position: int) -> int:
-        """Read the headers behind the last index entry; return the next offset of the log."""
+    def _walk_tail(
+        self, relative: int, position: int, named_offset: int
+    ) -> tuple[int, BatchHeader | None]:
+        """Read the headers behind the last index entry.
+
+        Return the next offset of the log, and the header with `named_offset`, if it is one of them.
+        """
+        named = None
         next_offset = self.base_offset
         self._bytes_since_entry = self.size_bytes - position
         for batch in scan(self.file, position, self.size_bytes, whole=False):
@@ -279,7 +287,37 @@ class Segment:
                 raise CorruptBatchError("offsets go back", batch.position, self.path)
             next_offset = header.next_offset
             self._note_batch(header)
-        return next_offset
+            if header.base_offset <= named_offset < next_offset:
+                named = header
+        return next_offset, named
+
+    def _check_time_entry(self, timestamp_ms: int, offset: int, named: BatchHeader | None) -> None:
+        """Compare the last time entry with the batch that it names, `named` if it is known.
+
+        Retention deletes by this timestamp. Raises CorruptIndexError.
+        """
+        if named is None:
+            named = self._header_at(offset)
+        if named is not None and named.max_timestamp != timestamp_ms:
+            reason = f"offset {offset} has not the timestamp {timestamp_ms} of the last entry"
+            raise CorruptIndexError(self._path(filenames.TIME_INDEX), reason)
+
+    def _header_at(self, offset: int) -> BatchHeader | None:
+        """Return the header of the batch at or behind an offset; None if it is damaged.
+
+        Raises CorruptIndexError.
+        """
+        had_indexes = self._indexes.is_loaded
+        if not had_indexes:
+            self._indexes.load(self.size_bytes)
+        try:
+            batch = self.batch_at(offset)
+        except (CorruptBatchError, DamagedSegmentError):
+            return None
+        finally:
+            if not had_indexes:
+                self._indexes.drop()
+        return batch and batch.header
 
     def _note_batch(self, header: BatchHeader) -> None:
         self._note_timestamp(header.max_timestamp, header.next_offset - 1)

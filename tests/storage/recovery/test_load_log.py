@@ -190,6 +190,35 @@ def test_an_index_that_lies_is_made_anew(
     assert [facts.largest_timestamp_ms for facts in again.segment_facts()][-1] == NOW_MS + 9
 
 
+@pytest.mark.parametrize("times", ["ascending", "newest first", "in the middle"])
+def test_no_flipped_bit_of_the_last_time_entry_changes_the_largest_timestamp(
+    env: MemoryEnv, times: str
+) -> None:
+    """Retention would delete the segment by it, or never."""
+    days = {
+        "ascending": range(5),
+        "newest first": range(5, 0, -1),
+        "in the middle": (1, 2, 5, 3, 2),
+    }
+    log = open_log(env)
+    for day in days[times]:
+        append(log, b"v", timestamp=NOW_MS + day * 86_400_000)
+    log.roll(NOW_MS)
+    log.close()
+    right = content(env, 0, TIME_INDEX)
+    largest = open_log(env, was_clean=True, recovery_point=5).segment_facts()[0]
+    for bit in range(96):
+        raw = bytearray(right)
+        raw[-12 + bit // 8] ^= 1 << bit % 8
+        overwrite(env, file_name(0, TIME_INDEX), bytes(raw), 0)
+        again, loaded = open_with_notes(env, was_clean=True, recovery_point=5)
+        found = again.segment_facts()[0]
+        assert found.largest_timestamp_ms == largest.largest_timestamp_ms, bit
+        assert offsets_in(again) == list(range(5))
+        assert loaded.notes, bit
+        again.close()
+
+
 def test_an_entry_that_points_into_a_batch_is_noticed_when_used(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 5)
