@@ -340,7 +340,7 @@ class LiveConsumerGroup:
             remaining = remaining.without_member(member_id)
         if self._may_downgrade(remaining):
             return self._context.downgrade(self, remaining, is_changed=True)
-        self._change(state.without_members(self.group, member_ids))
+        self._change(state.without_members(remaining, ()))
         return None
 
     def _may_downgrade(self, group: ConsumerGroup) -> bool:
@@ -504,10 +504,13 @@ class LiveConsumerGroup:
         """Return an update of the present group, and its group with the epoch that it needs.
 
         Before, the topics of the group are looked up in turns if it is time to. Meanwhile the group
-        may get topics of other members, which are looked up, too. Raises MembershipError.
+        may get other topics, which are looked up, too. Raises MembershipError.
         """
-        topics: dict[str, TopicMetadata] = {}
+        found: dict[str, TopicMetadata] = {}
+        topics: dict[str, TopicMetadata] = {}  # those of the group, by name
         looked_up: set[str] = set()
+        hashed: frozenset[str] | None = None
+        metadata_hash = 0
         self._updates += 1
         try:
             while True:
@@ -516,15 +519,19 @@ class LiveConsumerGroup:
                 is_recent = abs(now_ms - self._topics_checked_ms) < self._check_interval_ms
                 if is_recent and not updated.is_changed:
                     return updated, updated.group
-                missing = updated.group.all_topics() - looked_up
-                if not missing:
+                names = updated.group.all_topics()
+                if missing := names - looked_up:
+                    async for name in turns.over(missing):
+                        topic = self._context.topics.topic(name)
+                        if topic is not None:
+                            found[name] = topic
+                    looked_up |= missing
+                elif names != hashed:
+                    topics = await self._sorted(names & found.keys(), found, turns)
+                    metadata_hash = await run_in_turns(state.metadata_hash_sliced(topics.values()))
+                    hashed = names
+                else:
                     break
-                async for name in turns.over(missing):
-                    topic = self._context.topics.topic(name)
-                    if topic is not None:
-                        topics[name] = topic
-                topics = dict(sorted(topics.items()))
-                looked_up |= missing
                 await turns.take()
                 if self.is_dead:
                     raise MembershipError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "it is not served")
@@ -536,7 +543,17 @@ class LiveConsumerGroup:
         is_changed = updated.is_changed
         if is_changed:
             self._check_records(updated, topics)
-        return updated, state.with_next_epoch(updated.group, topics, is_changed=is_changed)
+        return updated, state.with_next_epoch(updated.group, metadata_hash, is_changed=is_changed)
+
+    @staticmethod
+    async def _sorted(
+        names: Iterable[str], topics: Mapping[str, TopicMetadata], turns: Turns
+    ) -> dict[str, TopicMetadata]:
+        """Return the topics with these names, sorted by name."""
+        await turns.take()
+        ordered = sorted(names)
+        await turns.take()
+        return {name: topics[name] for name in ordered}
 
     def _check_records(
         self, updated: state.MemberUpdate, topics: Mapping[str, TopicMetadata]

@@ -6,7 +6,7 @@ the assignment epoch is the group epoch that the target assignment was computed 
 the assignment epoch when it has revoked what the target assignment takes from it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, Protocol
@@ -199,12 +199,32 @@ class ConsumerGroup:
 def _owners_after(
     owners: Mapping[PartitionId, str], before: ConsumerMember | None, after: ConsumerMember | None
 ) -> Mapping[PartitionId, str]:
-    released = set(before.owned()) if before is not None else set()
-    taken = dict.fromkeys(after.owned(), after.member_id) if after is not None else {}
-    same_member = before is not None and after is not None and before.member_id == after.member_id
-    if same_member and released == taken.keys():
+    """Return the owners after a member changed; the same ones if it owns what it owned.
+
+    A group may have 10,000 partitions: the work grows with those that get another owner.
+    """
+    lost, gained = _partitions_of(before), _partitions_of(after)
+    if before is not None and after is not None:
+        is_same = before.assigned is after.assigned
+        if is_same and before.pending_revocation is after.pending_revocation:
+            return owners
+        lost, gained = lost - gained, gained - lost
+    if not lost and not gained:
         return owners
-    return {key: value for key, value in owners.items() if key not in released} | taken
+    changed = dict(owners)
+    for partition in lost:
+        changed.pop(partition, None)
+    if after is not None:
+        changed.update(dict.fromkeys(gained, after.member_id))
+    return changed
+
+
+def _partitions_of(member: ConsumerMember | None) -> Set[PartitionId]:
+    if member is None:
+        return NO_PARTITIONS
+    if not member.pending_revocation:
+        return member.assigned.keys()
+    return member.assigned.keys() | member.pending_revocation.keys()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ def _next_step(
     group: ConsumerGroup, member: ConsumerMember, owned: Assignment | None
 ) -> ConsumerMember:
     target = group.targets.get(member.member_id, NO_PARTITIONS)
-    kept = {p: epoch for p, epoch in member.assigned.items() if p in target}
-    revoked = {p: epoch for p, epoch in member.assigned.items() if p not in target}
+    kept = dict(member.assigned)
+    revoked = {p: kept.pop(p) for p in member.assigned.keys() - target}
     if revoked and _owns_any(owned, revoked.keys()):
         # The epoch stays: the member gets the next one when it has confirmed the revocation.
         return replace(
@@ -48,7 +48,8 @@ def _next_step(
             pending_revocation=revoked,
         )
     missing = target - kept.keys()
-    free = {p for p in missing if group.owners.get(p, member.member_id) == member.member_id}
+    owned_now = missing.intersection(group.owners)
+    free = missing - {p for p in owned_now if group.owners[p] != member.member_id}
     epoch = group.assignment_epoch
     after = replace(
         member,
@@ -57,7 +58,7 @@ def _next_step(
         else MemberState.UNRELEASED_PARTITIONS,
         epoch=epoch,
         previous_epoch=member.epoch,
-        assigned=kept | dict.fromkeys(free, epoch),
+        assigned={**kept, **dict.fromkeys(free, epoch)},
         pending_revocation={},
     )
     return member if _same_assignment(member, after) else after

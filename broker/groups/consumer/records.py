@@ -265,7 +265,7 @@ def _metadata(member: ConsumerMember) -> ConsumerGroupMemberMetadataValue:
         rack_id=member.rack_id,
         client_id=member.client_id,
         client_host=member.client_host,
-        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_names=list(member.topics),  # to sort 25,000 takes 8 ms
         subscribed_topic_regex=member.regex,
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.assignor,
@@ -293,7 +293,7 @@ def _target_metadata(group: ConsumerGroup) -> ConsumerGroupTargetAssignmentMetad
 
 async def _target(target: Assignment, turns: Turns) -> ConsumerGroupTargetAssignmentMemberValue:
     value = ConsumerGroupTargetAssignmentMemberValue()
-    async for topic_id, partitions in turns.over(by_topic(target).items()):
+    async for topic_id, partitions in each_topic(target, turns):
         value.topic_partitions.append(
             ConsumerGroupTargetAssignmentMemberValueTopicPartition(
                 topic_id=topic_id, partitions=partitions
@@ -322,7 +322,7 @@ async def _current(
         previous_member_epoch=member.previous_epoch,
         state=member.state,
     )
-    async for topic_id, partitions in turns.over(by_topic(assigned).items()):
+    async for topic_id, partitions in each_topic(assigned, turns):
         value.assigned_partitions.append(
             ConsumerGroupCurrentMemberAssignmentValueTopicPartition(
                 topic_id=topic_id,
@@ -330,7 +330,7 @@ async def _current(
                 assignment_epochs=[assigned[topic_id, index] for index in partitions],
             )
         )
-    async for topic_id, partitions in turns.over(by_topic(pending).items()):
+    async for topic_id, partitions in each_topic(pending, turns):
         value.partitions_pending_revocation.append(
             ConsumerGroupCurrentMemberAssignmentValuePendingPartition(
                 topic_id=topic_id,
@@ -339,6 +339,19 @@ async def _current(
             )
         )
     return value
+
+
+async def each_topic(
+    partitions: Iterable[PartitionId], turns: Turns
+) -> AsyncIterator[tuple[bytes, list[int]]]:
+    """Yield what `by_topic` returns, in turns: a member may have 10,000 topics."""
+    topics: dict[bytes, list[int]] = defaultdict(list)
+    async for topic_id, index in turns.over(partitions):
+        topics[topic_id].append(index)
+    await turns.take()
+    ordered = sorted(topics)
+    async for topic_id in turns.over(ordered):
+        yield topic_id, sorted(topics[topic_id])
 
 
 def by_topic(partitions: Iterable[PartitionId]) -> dict[bytes, list[int]]:
@@ -356,7 +369,7 @@ def _regex_key(group_id: str, regex: str) -> bytes:
 
 def _regex_value(resolved: ResolvedRegex) -> ConsumerGroupRegularExpressionValue:
     return ConsumerGroupRegularExpressionValue(
-        topics=sorted(resolved.topics), version=NO_METADATA_VERSION, timestamp=resolved.resolved_ms
+        topics=list(resolved.topics), version=NO_METADATA_VERSION, timestamp=resolved.resolved_ms
     )
 
 

@@ -12,7 +12,7 @@ partitions and stays, where Kafka refuses it until its session expires
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,6 +40,7 @@ NAMES_MAX: Final = 30_000
 # Different expressions of one group. A heartbeat may resolve all of them: each is compared with the
 # names of all topics every ten seconds, whether it matches any or not.
 REGEXES_MAX: Final = 100
+TOPICS_PER_SLICE: Final = 2_000  # hashed in a millisecond
 UNKNOWN_MEMBER: Final = "member {} is not a member of group {}"
 
 
@@ -236,28 +237,25 @@ def _next_epoch(group: ConsumerGroup) -> ConsumerGroup:
 # Topics and target assignments --------------------------------------------------------------------
 
 
-def with_next_epoch(
-    group: ConsumerGroup, topics: Mapping[str, TopicMetadata], *, is_changed: bool
-) -> ConsumerGroup:
-    """Return the group with the next epoch if it or a subscribed topic has changed.
-
-    `topics` are those of its topics that exist, and perhaps others, sorted by name.
-    """
-    current = metadata_hash(group, topics)
-    if current == group.metadata_hash and not is_changed:
+def with_next_epoch(group: ConsumerGroup, metadata_hash: int, *, is_changed: bool) -> ConsumerGroup:
+    """Return the group with the next epoch if it or a subscribed topic has changed."""
+    if metadata_hash == group.metadata_hash and not is_changed:
         return group
-    return _next_epoch(replace(group, metadata_hash=current))
+    return _next_epoch(replace(group, metadata_hash=metadata_hash))
 
 
-def metadata_hash(group: ConsumerGroup, topics: Mapping[str, TopicMetadata]) -> int:
+def metadata_hash_sliced(topics: Iterable[TopicMetadata]) -> Generator[None, None, int]:
     """Return a number (int64) that changes with the subscribed topics that exist; 0 for none.
 
-    Kafka computes another number; after a change of broker the group is assigned once more.
+    `topics` are sorted by name. Kafka computes another number; after a change of broker the group
+    is assigned once more.
     """
-    subscribed = _subscribed(group, topics).values()
-    data = b"".join([topic.topic_id + topic.partition_count.to_bytes(4) for topic in subscribed])
-    digest = hashlib.blake2b(data, digest_size=8).digest()
-    return int.from_bytes(digest, signed=True) if data else 0
+    digest, count = hashlib.blake2b(digest_size=8), 0
+    for count, topic in enumerate(topics, 1):
+        digest.update(topic.topic_id + topic.partition_count.to_bytes(4))
+        if count % TOPICS_PER_SLICE == 0:
+            yield
+    return int.from_bytes(digest.digest(), signed=True) if count else 0
 
 
 def _subscribed(

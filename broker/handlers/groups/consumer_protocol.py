@@ -19,7 +19,7 @@ from broker.groups.consumer.model import (
     Heartbeat,
     PartitionId,
 )
-from broker.groups.consumer.records import by_topic
+from broker.groups.consumer.records import by_topic, each_topic
 from broker.groups.consumer.state import preferred_assignor
 from broker.handlers.groups.context import GroupRequestContext, client_host, may_read_group
 from broker.security.acls import Operation, ResourceType
@@ -108,7 +108,7 @@ async def consumer_group_heartbeat(
                 ConsumerGroupHeartbeatResponseTopicPartition(
                     topic_id=topic_id, partitions=partitions
                 )
-                async for topic_id, partitions in Turns().over(by_topic(answer.assignment).items())
+                async for topic_id, partitions in each_topic(answer.assignment, Turns())
             ]
         )
     return response
