@@ -48,7 +48,8 @@ class Repairs:
                 path = f"{log.directory}/{_log_name(base)}"
                 at = position + CRC_END + bit // 8 % (header.size_bytes - CRC_END)
                 self._flip(path, at, bit % 8)
-                model.damaged[header.base_offset] = header.next_offset
+                # A header that is damaged already says what it likes.
+                model.damaged.setdefault(header.base_offset, header.next_offset)
                 self._world.has_rot = True
 
     def _plain_batches(self, path: str) -> list[tuple[int, BatchHeader]]:
