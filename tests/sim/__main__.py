@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import Final, NamedTuple
 
-from tests.sim.runs import Seen, broken_rule, report
+from tests.sim.runs import SECONDS_MAX, Seen, broken_rule, report
 from tests.sim.script import (
     ERASE,
     FULL_DISK,
@@ -37,7 +37,8 @@ KINDS: Final = (
     (FULL_DISK, VERSIONS, MOVE, "view"),
     (LOST_STATE, ERASE, MOVE, "end", "view", "delete records"),
 )
-SEEDS_AT_ONCE: Final = 10  # for one process: some seconds of work
+# A run that no watchdog of its process can end, because it is in compiled code.
+STUCK_SECONDS: Final = 5 * SECONDS_MAX
 
 
 def main() -> int:
@@ -87,7 +88,13 @@ def _run(seeds: range, keep_going: bool) -> int:
     failed: Seen = Counter()
     outcome = partial(_outcome, in_full=not keep_going)
     with multiprocessing.Pool() as pool:
-        for rule, text, seen_by_one in pool.imap(outcome, seeds, SEEDS_AT_ONCE):
+        outcomes = pool.imap(outcome, seeds)
+        for seed in seeds:
+            try:
+                rule, text, seen_by_one = outcomes.next(STUCK_SECONDS)
+            except multiprocessing.TimeoutError:
+                print(f"seed {seed}: ends: it is in compiled code for ever", flush=True)
+                return 1
             seen.update(seen_by_one)
             if rule is not None:
                 failed[rule] += 1

@@ -46,7 +46,7 @@ from tests.sim.interleaving import (
     KilledError,
     SimulatedLoop,
 )
-from tests.sim.model import Cleaned, Death, LifeEndedError, RuleError
+from tests.sim.model import ENDS, Cleaned, Death, LifeEndedError, RuleError
 from tests.sim.operations import Operations
 from tests.sim.script import Operation, Script
 from tests.sim.worker import WorkerInProcess
@@ -55,7 +55,7 @@ from tests.support.broker.broker_in_memory import broker_settings
 from tests.support.broker.large_batches import large_batches
 from tests.support.cleaner.history import Batch
 from tests.support.cleaner.key_indexes import small_records_are_indexed
-from tests.support.clocks.virtual_loop import InlineExecutor
+from tests.support.clocks.virtual_loop import DeadlockError, InlineExecutor
 from tests.support.storage.memory_env import SimulatedCrash
 
 PATIENCE_SECONDS = 120.0  # virtual, for what a script waits for
@@ -126,8 +126,11 @@ class Machine:
     def run(self) -> None:
         """Carry the script out. Raises RuleError."""
         with self._patched():
-            while not self._is_over:
-                self._live()
+            try:
+                while not self._is_over:
+                    self._live()
+            except (EndlessError, DeadlockError) as error:
+                self._wrong = RuleError(ENDS, str(error))
         if self._wrong is not None:
             raise self._wrong
 
@@ -197,13 +200,14 @@ class Machine:
             self.world.env._dead = True
 
     def _is_excused(self) -> bool:
-        return self.world.env.is_dead or bool(self.world.env.happened)
+        env = self.world.env
+        return env.is_dead or bool(env.happened) or bool(env.endless)
 
     def _live(self) -> None:
         """One life of the broker."""
         self._lives += 1
         if self._lives > 60:
-            raise RuleError("no mistakes", "the broker does not stay alive")
+            raise RuleError(ENDS, "the broker does not stay alive")
         self.world.loop = SimulatedLoop(self.world.rng.randrange(1 << 30), self.world.env)
         self.world.loop.set_exception_handler(self._unhandled)
         self.world.fibers = Fibers(self.world.loop, self.world.rng)
@@ -262,6 +266,7 @@ class Machine:
         self.world.loop.set_exception_handler(lambda _loop, _context: None)
         self._note_deaths()
         was_dead, self.world.env._dead = self.world.env._dead, True
+        self.world.loop.turns, self.world.env.calls, self.world.env.endless = 0, 0, ""
         self.world.fibers.kill_all()
         for _ in range(TURNS_MAX):
             tasks = [task for task in asyncio.all_tasks(self.world.loop) if not task.done()]
@@ -316,8 +321,8 @@ class Machine:
             await self._follow()
         except (LifeEndedError, RuleError):
             raise
-        except EndlessError:
-            raise RuleError("no mistakes", "the broker calls the file system for ever") from None
+        except EndlessError as error:
+            raise RuleError(ENDS, str(error)) from None
         except Exception as error:
             if self._is_excused() and isinstance(error, OPERATION_ERRORS):
                 raise LifeEndedError("kill") from error

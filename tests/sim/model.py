@@ -17,6 +17,7 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 - partition    every partition is served, unless its files were lost or damaged
 - undisturbed  a clean is given up for a change of its topic, a lease or an operator only
 - no mistakes  the broker starts, ends, and logs no traceback
+- ends         a run takes no more steps, and no longer, than any that ends
 - tombstone    a tombstone stays readable for delete.retention.ms after the clean that covers it
 
 The rules leave out a key whose last record is in a damaged batch, or whose later records were cut
@@ -40,6 +41,7 @@ from tests.support.cleaner.history import COMMITTED, NONE, Batch, History, decod
 READ_BYTES = 1 << 20
 LENGTH_END = 12  # of a batch: its length counts what is behind
 CRC_END = 21  # its checksum covers what is behind
+ENDS = "ends"
 
 
 class RuleError(Exception):

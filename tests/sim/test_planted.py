@@ -4,8 +4,10 @@ This tells a simulation from one that cannot fail. The search begins shortly bef
 known to find the fault; where the broker has changed since, it goes on for as long as it takes.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from storage.log.log import Log
 from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment, DamageSearch
 from storage.segments.segment import Segment
+from tests.sim import interleaving, runs
 from tests.sim.runs import broken_rule
 from tests.sim.script import ERASE, QUICK, VERSIONS, VERY_SLOW, Script, make_script
 
@@ -194,6 +197,28 @@ def a_clean_is_taken_for_the_receipt_of_an_erasure(patch: pytest.MonkeyPatch) ->
     patch.setattr(PartitionEraser, "_search", trust)
 
 
+def a_timer_never_waits(patch: pytest.MonkeyPatch) -> None:
+    """No timer ran again, and no step of a script."""
+
+    async def turn_for_ever(_: LogMaintenance) -> None:
+        for _ in count():
+            await asyncio.sleep(0)
+
+    patch.setattr(LogMaintenance, "watch_clock", turn_for_ever)
+    patch.setattr(interleaving, "TURNS_MAX", 20_000)
+
+
+def a_loop_never_ends(patch: pytest.MonkeyPatch) -> None:
+    """Nothing ran again, and no limit of steps was reached."""
+
+    async def loop_for_ever(_: LogMaintenance) -> None:
+        while True:
+            pass
+
+    patch.setattr(LogMaintenance, "watch_clock", loop_for_ever)
+    patch.setattr(runs, "SECONDS_MAX", 2.0)
+
+
 @dataclass(frozen=True)
 class Planted:
     fault: Callable[[pytest.MonkeyPatch], None]
@@ -276,6 +301,8 @@ PLANTED = [
         first=38,
     ),
     Planted(staging_a_view_holds_the_cleaner, ("undisturbed",), ("view",), (COMPACT, VIEW)),
+    Planted(a_timer_never_waits, ("ends",)),
+    Planted(a_loop_never_ends, ("ends",)),
 ]
 
 
