@@ -10,10 +10,13 @@ from typing import Final, NamedTuple
 
 from tests.sim.runs import SECONDS_MAX, Seen, broken_rule, report
 from tests.sim.script import (
+    CLOCK,
     ERASE,
     FULL_DISK,
+    IDEMPOTENT,
     LOST_STATE,
     MOVE,
+    OPEN,
     REPAIRS,
     SHARED_CLEANS,
     VERSIONS,
@@ -36,6 +39,12 @@ KINDS: Final = (
     (VERSIONS, *REPAIRS, "view", "end at"),
     (FULL_DISK, VERSIONS, MOVE, "view"),
     (LOST_STATE, ERASE, MOVE, "end", "view", "delete records"),
+    (IDEMPOTENT, "end", "end at", "alter"),
+    (IDEMPOTENT, OPEN, "transaction", MOVE, *REPAIRS, "end"),
+    (OPEN, "transaction", "end", "end at", "view", "lease"),
+    (CLOCK, "end", "view", "lease", "alter", "delete records"),
+    (CLOCK, IDEMPOTENT, OPEN, "transaction", FULL_DISK, "end at"),
+    (LOST_STATE, IDEMPOTENT, OPEN, "transaction", MOVE, "end"),
 )
 # A run that no watchdog of its process can end, because it is in compiled code.
 STUCK_SECONDS: Final = 5 * SECONDS_MAX

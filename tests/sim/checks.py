@@ -99,7 +99,9 @@ class Checks:
             finally:
                 log._state.log_start_offset = start
             model.reopened(batches, log.log_end_offset)
-            await self._operations.end_transactions(name)
+            self._world.seen["open at a start"] += log.producers.open_transaction() is not None
+            if not self._world.script.leaves_open:
+                await self._operations.end_transactions(name)
         self.check_all()
 
     def check_all(self) -> None:
@@ -185,8 +187,14 @@ class Checks:
         model.take_in_pending(batches)
         model.check_written(batches)
         start, stable = log.log_start_offset, log.last_stable_offset
+        clock = self._world.env.clock
         seen = committed(batches, log.reader.aborted_transactions(start, stable), start, stable)
-        model.check_latest(seen, start, stable, self._world.env.wall_ms())
+        model.check_stable(
+            start, stable, None if log.config.varve_flush_on_ack else log.high_watermark
+        )
+        model.check_kept(batches, start, stable, clock)
+        model.check_committed(seen)
+        model.check_latest(seen, start, stable, clock)
 
     def _check_view(self, model: PartitionModel, partition: Partition) -> None:
         view = self._world.broker.views.partition(partition.partition)
@@ -219,6 +227,7 @@ class Checks:
         if ledger is not None:
             manifest = ledger.manifest
             gone = ((0, manifest.first_offset), (manifest.horizon, start), *manifest.missed)
+        model.check_committed(seen)
         if log.config.varve_view_strategy == "offset":
             model.check_view(seen, stable, Gone(gone))
         else:

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tests.sim.wall_clock import WallClock
 from tests.support.clocks.virtual_loop import VirtualLoop
-from tests.support.storage.memory_env import FIRST_WALL_MS, MemoryEnv, MemoryFile
+from tests.support.storage.memory_env import MemoryEnv, MemoryFile
 
 T = TypeVar("T")
 # Of one life of a broker; more is an endless loop. The longest take 4,000 and 7,000.
@@ -320,7 +321,7 @@ class SimulatedEnv(MemoryEnv):
         self.crash_point: CrashPoint | None = None
         self.calls = 0
         self.endless = ""  # why this life is taken for one that does not end
-        self._passed_ms = 0.0
+        self.clock = WallClock()  # of all lives
         self.full: FullDisk | None = None
 
     def kill(self) -> "SimulatedEnv":
@@ -331,12 +332,12 @@ class SimulatedEnv(MemoryEnv):
 
     def _later(self, after: MemoryEnv) -> "SimulatedEnv":
         assert isinstance(after, SimulatedEnv)
-        after._passed_ms, after.full = self._passed_ms, self.full
+        after.clock, after.full = self.clock, self.full
         return after
 
     def fill_disk(self, seconds: float, share: float) -> None:
         """For a time, a share of what needs room fails; what frees room does not."""
-        self.full = FullDisk(self._passed_ms + 1000 * seconds, share)
+        self.full = FullDisk(self.clock.passed + 1000 * seconds, share)
 
     @contextmanager
     def without_faults(self) -> Iterator[None]:
@@ -350,9 +351,14 @@ class SimulatedEnv(MemoryEnv):
 
     def elapse(self, seconds: float) -> None:
         """Time goes on."""
-        self._passed_ms += seconds * 1000
-        self._wall_ms = FIRST_WALL_MS + int(self._passed_ms)
+        self.clock.passed += seconds * 1000
+        self._wall_ms = self.clock.wall_ms
         self._monotonic_s += seconds
+
+    def set_clock(self, by_ms: int) -> None:
+        """Set the wall clock forward or back."""
+        self.clock.set(by_ms)
+        self._wall_ms = self.clock.wall_ms
 
     @property
     def is_dead(self) -> bool:
@@ -386,7 +392,7 @@ class SimulatedEnv(MemoryEnv):
 
     def _check_room(self, operation: str, path: str) -> None:
         full = self.full
-        if full is None or self._passed_ms >= full.until_ms or operation not in NEEDS_ROOM:
+        if full is None or self.clock.passed >= full.until_ms or operation not in NEEDS_ROOM:
             return
         if self._rng.random() < full.share:
             self.happened.append(Fault(errno.ENOSPC, NEEDS_ROOM, 0, path, operation))

@@ -26,6 +26,7 @@ import broker.app
 import broker.event_loop.loop_turns
 from broker.app import Broker
 from broker.event_loop import unpack_threads
+from broker.topics import clock_watch
 from broker.topics.partition import Partition
 from cleaner.engine import background_writes, batch_blocks
 from cleaner.host import PublishOutcome
@@ -49,6 +50,7 @@ from tests.sim.interleaving import (
 from tests.sim.model import ENDS, Cleaned, Death, LifeEndedError, RuleError
 from tests.sim.operations import Operations
 from tests.sim.script import Operation, Script
+from tests.sim.wall_clock import STEADY_MS
 from tests.sim.worker import WorkerInProcess
 from tests.sim.world import HOMES, OPERATION_ERRORS, World
 from tests.support.broker.broker_in_memory import broker_settings
@@ -162,6 +164,7 @@ class Machine:
             stack.enter_context(small_records_are_indexed(*limits))
             if self.world.script.seed % 4 == 3:  # some batches of a run have 100 bytes, some 300
                 stack.enter_context(large_batches(100, 64))
+            stack.enter_context(mock.patch.object(clock_watch, "CONFIRM_MS", STEADY_MS))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(
@@ -307,6 +310,9 @@ class Machine:
         if how == "power":
             for model in self.world.models.values():
                 model.lost_power = True
+        if self.world.clock_set_ms:
+            self.world.env.set_clock(self.world.clock_set_ms)
+            self.world.clock_set_ms = 0
         losses, self.world.losses = self.world.losses, ()
         if how != "stop":
             with self.world.env.without_faults():
@@ -423,7 +429,9 @@ class Machine:
                     job.job_id == run.compaction_id for run in self.world.broker.leases.table.all()
                 )
                 if not job.expired_only:
-                    cleaned = Cleaned(job.now_ms, self.world.env.wall_ms(), leased)
+                    clock = self.world.env.clock
+                    begun_ms = clock.passed_ms_of(job.now_ms)
+                    cleaned = Cleaned(begun_ms, clock.passed_ms, leased)
                     model.published(job.log_start_offset, job.end_offset, cleaned)
                 self.world.seen["published by a lease" if leased else "published"] += 1
             outcomes = await publish(job, groups)

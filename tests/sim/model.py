@@ -19,9 +19,21 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 - no mistakes  the broker starts, ends, and logs no traceback
 - ends         a run takes no more steps, and no longer, than any that ends
 - tombstone    a tombstone stays readable for delete.retention.ms after the clean that covers it
+- expired      a last record goes by retention.ms only when it is so old
+- lag          no record that is younger than min.compaction.lag.ms is compacted
+- stable       readers of committed records do not pass an open transaction, and wait for no other
+- undecided    nothing at or behind the last stable offset is compacted
+- committed    nobody is shown a record of a transaction that was aborted, or is open
+- marker       as long as a batch of a transaction is left, its marker is
+- producer     a batch that is sent again is answered with its offset, and is not appended again;
+               one out of order, or of an old epoch, is refused (producers.py)
 
 The rules leave out a key whose last record is in a damaged batch, or whose later records were cut
 off: the cleaner may have removed what is before them.
+
+Times in the model are those that passed, whatever the wall clock says. When it is set, nothing goes
+by its age until it was steady for STEADY_MS; after that, anything may have become as old as the
+clock says.
 """
 
 import struct
@@ -36,7 +48,17 @@ from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.model import TopicPartition
 from storage.segments.fetch_slice import FetchSlice
-from tests.support.cleaner.history import COMMITTED, NONE, Batch, History, decoded
+from tests.sim.wall_clock import WallClock
+from tests.support.cleaner.history import (
+    ABORTED,
+    COMMITTED,
+    NONE,
+    OPEN,
+    Batch,
+    History,
+    Outcome,
+    decoded,
+)
 
 READ_BYTES = 1 << 20
 LENGTH_END = 12  # of a batch: its length counts what is behind
@@ -84,10 +106,16 @@ class PartitionModel:
     where: TopicPartition
     topic_id: bytes
     history: History = field(default_factory=History)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)  # when it was last read
     pending: list[Batch] = field(default_factory=list)  # sent, and neither acknowledged nor seen
     cleaned: dict[int, Cleaned] = field(default_factory=dict)  # offset -> the first
     retention: list[tuple[int, int]] = field(default_factory=list)  # (since ms, delete.retention)
+    expiry_ms: set[int] = field(default_factory=set)  # each retention.ms that it had
+    lag: tuple[int, int] = (0, 0)  # (since ms, min.compaction.lag.ms)
     log_start_max: int = 0
+    deleted_to: int = 0  # by DeleteRecords
+    opened_end: int = 0  # what is behind was appended by the present process
+    unsure_producers: set[int] = field(default_factory=set)  # whom the log may have forgotten
     death: Death | None = None
     lost_power: bool = False  # since it was last seen whole
     files_lost: bool = False  # beside its `.log` files
@@ -118,6 +146,11 @@ class PartitionModel:
                 if first <= record.offset < end:
                     self.cleaned.setdefault(record.offset, cleaned)
 
+    def note_lag(self, lag_ms: int, now_ms: int) -> None:
+        """min.compaction.lag.ms is in force."""
+        if lag_ms != self.lag[1]:
+            self.lag = (now_ms, lag_ms)
+
     def kept_ms(self, cleaned: Cleaned, now_ms: int) -> int:
         """The shortest delete.retention.ms that applied since a clean began."""
         since = [ms for at, ms in self.retention if at >= cleaned.begun_ms and at <= now_ms]
@@ -130,6 +163,8 @@ class PartitionModel:
         gone = [batch for batch in self.history if batch.header.next_offset > offset]
         for batch in gone:
             del self.history.batches[batch.base]
+        self.unsure_producers |= {batch.header.producer_id for batch in gone}
+        self._note_loaded(offset, {batch.base for batch in self.history})
         self.pending.clear()
         self.cleaned = {item: how for item, how in self.cleaned.items() if item < offset}
         self.damaged = {base: end for base, end in self.damaged.items() if end <= offset}
@@ -164,6 +199,27 @@ class PartitionModel:
                 self.history.keep_only(bases, max(death.recovery_point, self.flushed))
         self.lost_power, self.cutting, self.flushed = False, None, 0
         self.pending.clear()
+        self._note_loaded(end, {batch.base for batch in batches})
+
+    def _note_loaded(self, end: int, bases: set[int]) -> None:
+        """The log's producers were read from snapshots and from the batches that it has."""
+        self.opened_end = end
+        self.unsure_producers |= {
+            producer_id
+            for producer_id, last in self._last_of_producers().items()
+            if last.base not in bases or last.base < self.log_start_max
+        }
+
+    def _last_of_producers(self) -> dict[int, Batch]:
+        """The batch that says the epoch and the sequence of a producer."""
+        last: dict[int, Batch] = {}
+        for batch in self.history:
+            header = batch.header
+            before = last.get(header.producer_id)
+            is_newer = before is None or header.producer_epoch > before.header.producer_epoch
+            if header.producer_id >= 0 and (not header.is_control or is_newer):
+                last[header.producer_id] = batch
+        return last
 
     def _first_kept_end(self, offset: int) -> int:
         """Where a log that is truncated to an offset ends: before the batch that it is in."""
@@ -186,6 +242,7 @@ class PartitionModel:
         offsets = [record.offset for batch in batches for record in batch.records]
         if offsets != sorted(set(offsets)):
             raise self.fail("written", f"offsets do not ascend: {offsets}")
+        self.outcomes = self.history.outcomes()
         for batch in batches:
             source = self.history.batches.get(batch.base)
             if source is None:
@@ -195,15 +252,71 @@ class PartitionModel:
                 if written.get(record.offset) != record:
                     raise self.fail("written", f"{record} is {written.get(record.offset)}")
 
+    def check_stable(self, start: int, stable: int, end: int | None) -> None:
+        """`end`: what readers may see if no transaction is open; None: not known."""
+        opened = [batch for batch in self.history if self.outcomes[batch.base].state == OPEN]
+        first = min((b.base for b in opened if b.header.last_offset >= start), default=None)
+        if first is not None and stable > max(first, start):
+            raise self.fail("stable", f"it is {stable}, and a transaction is open at {first}")
+        if not opened and end is not None and stable != end:
+            raise self.fail("stable", f"it is {stable} of {end}, and no transaction is open")
+
+    def check_kept(
+        self, batches: Sequence[Batch], start: int, stable: int, clock: WallClock
+    ) -> None:
+        """What no clean may take is there: batches that are undecided or young, and markers."""
+        present = {batch.base: len(batch.records) for batch in batches}
+        for batch in batches:
+            outcome = self.outcomes[batch.base]
+            is_decided = outcome.state in (COMMITTED, ABORTED)
+            if is_decided and batch.header.last_offset >= start and not present.get(outcome.marker):
+                raise self.fail(
+                    "marker",
+                    f"the batch at {batch.base} is left, not its marker at {outcome.marker}",
+                )
+        for producer_id, last in self._last_of_producers().items():
+            is_expected = last.base >= start and producer_id not in self.unsure_producers
+            if is_expected and last.base not in present and last.base not in self.damaged:
+                raise self.fail(
+                    "producer", f"the last batch of {producer_id}, at {last.base}, has gone"
+                )
+        for batch in reversed(tuple(self.history)):
+            rule = "undecided" if batch.base >= stable else "lag"
+            if batch.base < start or (rule == "lag" and not self._is_young(batch, clock)):
+                break
+            if batch.base in self.damaged or present.get(batch.base) == len(batch.records):
+                continue
+            raise self.fail(rule, f"of the batch at {batch.base} records have gone")
+
+    def _is_young(self, batch: Batch, clock: WallClock) -> bool:
+        since_ms, lag_ms = self.lag
+        written_ms = clock.passed_ms_of(batch.records[0].timestamp)
+        return (
+            clock.passed_ms - written_ms < lag_ms
+            and written_ms > since_ms
+            and not clock.was_set_forward_since(written_ms)
+        )
+
+    def check_committed(self, seen: Sequence[Record]) -> None:
+        hidden = {
+            record.offset
+            for batch in self.history
+            if self.outcomes[batch.base].state in (OPEN, ABORTED)
+            for record in batch.records
+        }
+        if hidden:
+            for record in seen:
+                if record.offset in hidden:
+                    raise self.fail("committed", f"{_text(record)} is shown, and was not committed")
+
     def wanted(self, stable: int) -> dict[bytes, Record]:
         """The last committed record of each key below the last stable offset."""
-        outcomes = self.history.outcomes()
         return last_of_keys(
             record
             for batch in self.history
             if batch.header.last_offset < stable
             and not batch.header.is_control
-            and outcomes[batch.base].state in (NONE, COMMITTED)
+            and self.outcomes[batch.base].state in (NONE, COMMITTED)
             for record in batch.records
         )
 
@@ -213,7 +326,9 @@ class PartitionModel:
             base <= offset < end for base, end in self.damaged.items()
         )
 
-    def check_latest(self, seen: Iterable[Record], start: int, stable: int, now_ms: int) -> None:
+    def check_latest(
+        self, seen: Iterable[Record], start: int, stable: int, clock: WallClock
+    ) -> None:
         self.log_start_max = max(self.log_start_max, start)
         shown = last_of_keys(seen)
         for key, record in self.wanted(stable).items():
@@ -224,18 +339,34 @@ class PartitionModel:
                 raise self.fail(
                     "latest-log", f"key {key!r} shows {_text(entry)}, its last is {_text(record)}"
                 )
-            if entry is not None or record.offset < self.log_start_max:
+            if entry is not None:
+                continue
+            if record.offset < self.log_start_max:
+                self._check_expired(record, clock)
                 continue
             if record.value is not None:
                 raise self.fail("latest-log", f"key {key!r} is missing, its last: {_text(record)}")
-            self._check_promise(record, now_ms)
+            self._check_promise(record, clock)
         if shown:
             raise self.fail("latest-log", f"nobody committed {shown}")
 
-    def _check_promise(self, tombstone: Record, now_ms: int) -> None:
-        cleaned = self.cleaned.get(tombstone.offset)
+    def _check_expired(self, record: Record, clock: WallClock) -> None:
+        """The log start passed the last record of a key."""
+        written_ms = clock.passed_ms_of(record.timestamp)
+        if record.offset < self.deleted_to or clock.may_age_since(written_ms):
+            return
+        age_ms = clock.passed_ms - written_ms
+        # Tombstones go by the cleaner as well, before the log start does.
+        expiry_ms = min(self.expiry_ms - {-1}, default=age_ms)
+        if record.value is not None and age_ms <= expiry_ms:
+            raise self.fail("expired", f"{_text(record)} went {age_ms} ms after it was written")
+
+    def _check_promise(self, tombstone: Record, clock: WallClock) -> None:
+        cleaned, now_ms = self.cleaned.get(tombstone.offset), clock.passed_ms
         if cleaned is None:
             raise self.fail("tombstone", f"{_text(tombstone)} went, and no clean covers it")
+        if clock.may_age_since(cleaned.begun_ms):
+            return
         shown_ms = now_ms - cleaned.published_ms
         if shown_ms < self.kept_ms(cleaned, now_ms) // 2:
             raise self.fail(
@@ -274,14 +405,13 @@ class PartitionModel:
         self, seen: Sequence[Record], stable: int, gone: "Gone", horizon: int
     ) -> None:
         """As check_view, of a view that keeps the largest timestamp; versions are the same."""
-        outcomes = self.history.outcomes()
         by_rank = sorted(
             (
                 record
                 for batch in self.history
                 if batch.header.last_offset < stable
                 and not batch.header.is_control
-                and outcomes[batch.base].state in (NONE, COMMITTED)
+                and self.outcomes[batch.base].state in (NONE, COMMITTED)
                 for record in batch.records
             ),
             key=lambda record: (record.timestamp, record.offset),

@@ -3,17 +3,23 @@
 import asyncio
 import functools
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from broker.handlers.produce import _produce_one
 from broker.leases.lease_issuer import LeaseRequest
 from broker.security.principal import ANONYMOUS
-from broker.topics.end_transaction import abort_hanging
+from broker.topics.end_transaction import abort_hanging, has_open_transaction
 from cleaner.engine.clean import run_clean
 from cleaner.remote_compaction import MANIFEST_NAME, OutputManifest, Purpose, encode_manifest
 from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode, code_of
 from protocol.produce_codec import ProducedPartition
-from storage.errors import LogDirectoryError, NoRoomError
+from storage.errors import (
+    InvalidProducerEpochError,
+    LogDirectoryError,
+    NoRoomError,
+    OutOfOrderSequenceError,
+)
 from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
@@ -26,6 +32,7 @@ from storage.format.batch import (
 from storage.model import TopicPartition
 from tests.sim.interleaving import CrashPoint, Fault
 from tests.sim.model import PartitionModel
+from tests.sim.producers import Producers, check_answer, expected
 from tests.sim.repairs import Repairs
 from tests.sim.script import Operation
 from tests.sim.world import World
@@ -34,6 +41,17 @@ from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.history import Batch
 from tests.support.storage.swaps import put
 
+OPEN_MAX = 3  # transactions of a topic
+
+
+@dataclass
+class OpenTransaction:
+    """A transaction, and how it is to end."""
+
+    producer_id: int
+    commits: bool
+    sequence: int = 0
+
 
 class Operations:
     """Carries out the operations of a script, and tells the models what was acknowledged."""
@@ -41,11 +59,12 @@ class Operations:
     def __init__(self, world: World) -> None:
         self._world = world
         self._repairs = Repairs(world)
+        self._producers = Producers(world, self._placed, self._send)
         self._next_producer = 100
-        self._open: dict[str, list[tuple[int, bool]]] = {}  # transactions to be ended, by topic
+        self._open: dict[str, list[OpenTransaction]] = {}  # to be ended, by topic
 
     # One branch for each operation.
-    async def carry_out(self, operation: Operation) -> None:  # noqa: C901, PLR0912
+    async def carry_out(self, operation: Operation) -> None:  # noqa: C901, PLR0912, PLR0915
         name, values = operation.topic, operation.values
         match operation.kind:
             case "create":
@@ -58,6 +77,8 @@ class Operations:
                 self._roll(name)
             case "transaction":
                 self._transact(name, **values)
+            case "idempotent":
+                await self._producers.carry_out(name, **values)
             case "roll":
                 self._roll(name)
             case "clean":
@@ -84,7 +105,7 @@ class Operations:
                 await self._repairs.skip(name)
             case "truncate":
                 await self._repairs.truncate(name, **values)
-                if self._world.models.get(name) is not None:
+                if self._world.models.get(name) is not None and not self._world.script.leaves_open:
                     await self.end_transactions(name)
             case "wait":
                 await asyncio.sleep(values["seconds"])
@@ -93,6 +114,11 @@ class Operations:
                 self._world.how, self._world.losses = values["how"], values["loses"]
             case "full disk":
                 self._world.env.fill_disk(**values)
+            case "clock":
+                if values["while_down"]:
+                    self._world.clock_set_ms = values["by_ms"]
+                else:
+                    self._world.env.set_clock(values["by_ms"])
             case "fault":
                 self._world.env.fault = Fault(
                     values["errno"], values["operations"], values["countdown"]
@@ -118,17 +144,23 @@ class Operations:
         topic = self._world.broker.topics.get(name)
         if topic is None:
             return
+        model, now_ms = self._world.models[name], self._world.env.clock.passed_ms
         retention = changes.get("delete.retention.ms")
         if retention is not None:  # in force some time from now on
-            self._world.models[name].retention.append((self._world.env.wall_ms(), int(retention)))
+            model.retention.append((now_ms, int(retention)))
+        model.expiry_ms.add(int(changes.get("retention.ms", "-1")))
+        if "min.compaction.lag.ms" in changes:
+            model.note_lag(0, now_ms)  # until it is in force
         try:
             await self._world.broker.metadata_service.alter(
                 name, lambda dynamic: {**dynamic, **changes}
             )
         except NoRoomError:  # nothing was changed
             if retention is not None:
-                self._world.models[name].retention.pop()
+                model.retention.pop()
             raise
+        if "min.compaction.lag.ms" in changes and self._world.models.get(name) is model:
+            model.note_lag(int(changes["min.compaction.lag.ms"]), self._world.env.clock.passed_ms)
 
     async def _replace(self, name: str, *, waits: bool, config: dict[str, str]) -> None:
         model = self._world.models.get(name)
@@ -164,10 +196,12 @@ class Operations:
         partition = self._world.served(name)
         if partition is None or not partition.log.config.deletes:
             return
-        log = partition.log
-        log.delete_records(
-            log.log_start_offset + int((log.high_watermark - log.log_start_offset) * share)
+        log, model = partition.log, self._world.models[name]
+        before_offset = log.log_start_offset + int(
+            (log.high_watermark - log.log_start_offset) * share
         )
+        model.deleted_to = max(model.deleted_to, before_offset)
+        log.delete_records(before_offset)
 
     def _roll(self, name: str) -> None:
         partition = self._world.served(name)
@@ -190,15 +224,20 @@ class Operations:
         data = build_batch(records, codec=codec)
         sent = Batch(read_header(data), tuple(records))
         model.pending.append(sent)
+        produced = await self._send(name, data)
+        if produced.error_code == 0:
+            model.acknowledged(sent, produced.base_offset)
+
+    async def _send(self, name: str, data: bytearray) -> ProducedPartition:
+        """Send a batch as a client does; return the answer."""
         context = make_context(self._world.broker)
         header = RequestHeader(0, 9, 1, "simulation", 0)
         produced = _produce_one(context, header, -1, name, (0, memoryview(data)))
         if not isinstance(produced, ProducedPartition):
             produced = await produced
-        if produced.error_code == 0:
-            model.acknowledged(sent, produced.base_offset)
-        else:
+        if produced.error_code != 0:
             self._world.note(f"    not produced: {produced.error_code} {produced.error_message}")
+        return produced
 
     def _placed(self, pairs: list[tuple[bytes, bytes | None]]) -> list[Record]:
         """Records of now; in runs with versions some are late by up to some seconds."""
@@ -220,29 +259,40 @@ class Operations:
         codec: int,
         commits: bool,
         batches: int,
+        keeps: bool = False,
+        joins: bool = False,
     ) -> None:
-        """End what is open, then begin another transaction."""
-        for producer_id, was_committed in self._open.pop(name, []):
-            self._write_marker(name, producer_id, commits=was_committed)
-        producer_id = self._next_producer = self._next_producer + 1
-        sequence = 0
-        self._open.setdefault(name, []).append((producer_id, commits))
+        """End what is open, then begin another transaction.
+
+        `keeps`: only the oldest of too many ends; `joins`: the newest goes on.
+        """
+        opened = self._open.setdefault(name, [])
+        while len(opened) > (OPEN_MAX if keeps else 0):
+            self._write_marker(name, opened[0])
+            opened.pop(0)
+        if not (joins and opened):
+            self._next_producer += 1
+            opened.append(OpenTransaction(self._next_producer, commits))
+        transaction = opened[-1]
         for _ in range(batches):
             placed = self._placed(records)
             data = build_batch(
                 placed,
                 codec=codec,
-                producer_id=producer_id,
+                producer_id=transaction.producer_id,
                 producer_epoch=0,
-                base_sequence=sequence,
+                base_sequence=transaction.sequence,
                 attributes=TRANSACTIONAL,
             )
-            sequence += len(placed)
             self._append(name, data, Batch(read_header(data), tuple(placed)))
+            transaction.sequence += len(placed)
 
-    def _write_marker(self, name: str, producer_id: int, *, commits: bool) -> None:
-        kind = ControlType.COMMIT if commits else ControlType.ABORT
-        data, sent = _marker(producer_id, 0, kind, self._world.env.wall_ms())
+    def _write_marker(self, name: str, transaction: OpenTransaction) -> None:
+        partition = self._world.served(name)
+        if partition is None or not has_open_transaction(partition, transaction.producer_id):
+            return  # it was lost with the power, or cut off
+        kind = ControlType.COMMIT if transaction.commits else ControlType.ABORT
+        data, sent = _marker(transaction.producer_id, 0, kind, self._world.env.wall_ms())
         self._append(name, data, sent)
 
     def _append(self, name: str, data: bytearray, sent: Batch) -> None:
@@ -250,6 +300,7 @@ class Operations:
         model, partition = self._world.models.get(name), self._world.served(name)
         if model is None or partition is None or model.deleting:
             return
+        expects = expected(model, sent.header)
         model.pending.append(sent)
         try:
             info = partition.log.append(
@@ -261,15 +312,24 @@ class Operations:
         except LogDirectoryError as error:
             self._world.broker.failed_directories.fail(error)
             raise
-        model.acknowledged(sent, info.first_offset)
+        except (OutOfOrderSequenceError, InvalidProducerEpochError) as error:
+            check_answer(model, sent, expects, code_of(error), -1)
+            raise
+        if sent.marker is None:
+            check_answer(model, sent, expects, ErrorCode.NONE, info.first_offset)
+        else:
+            model.acknowledged(sent, info.first_offset)
 
     async def end_transactions(self, name: str) -> None:
         """Abort what nobody else will end, as an operator does."""
-        self._open.pop(name, None)
         model, partition = self._world.models[name], self._world.served(name)
         if partition is None or model.is_damaged or model.deleting:
             return
         self._world.env.full = None  # there has to be room for the markers
+        opened = self._open.pop(name, [])
+        if self._world.script.leaves_open:
+            for transaction in opened:
+                self._write_marker(name, transaction)
         while (pending := partition.log.producers.open_transaction()) is not None:
             now_ms, producer_id = self._world.env.wall_ms(), pending[0]
             producer = partition.log.producers.states.producer(producer_id)

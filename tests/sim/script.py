@@ -24,6 +24,9 @@ SLOW = Pace(6, (0.05, 0.5, 2.0))
 VERY_SLOW = Pace(4, (1.0, 4.0, 12.0))
 PAUSES: Final = [0.0, 0.0, 0.01, 0.3, 1.0, 3.0]
 
+HOUR_MS: Final = 3_600_000
+CLOCK_STEPS: Final = [HOUR_MS, 10 * HOUR_MS, 365 * 24 * HOUR_MS, 3650 * 24 * HOUR_MS]
+
 OFFSETS_GO_BACK: Final = "offsets go back"  # in a closed segment: its `.log` is damaged
 
 OPENS: Final = frozenset({"open", "open_folder", "listdir", "read_file"})
@@ -73,6 +76,7 @@ class Script:
     shares: bool = False  # whether several workers share each clean
     has_versions: bool = False  # whether views go by timestamp or version
     loses_state: bool = False  # whether starts do not find checkpoints and the cleaner's state
+    leaves_open: bool = False  # whether transactions stay open over starts
 
     @property
     def verifies(self) -> bool:
@@ -142,14 +146,25 @@ SPECIAL: Final = {  # of these a run has some
 
 MOVE: Final = "move"  # a run with moves has two data directories
 ERASE: Final = "erase"
+CLOCK: Final = "clock"
+IDEMPOTENT: Final = "idempotent"
 FULL_DISK: Final = "full disk"
 REPAIRS: Final = {"rot": 3.0, "skip": 2.0, "truncate": 2.0}  # bytes change; operators repair logs
 # Not drawn by themselves.
-REQUESTED: Final = {MOVE: 5.0, ERASE: 3.0, **REPAIRS, FULL_DISK: 2.0}
+REQUESTED: Final = {MOVE: 5.0, ERASE: 3.0, **REPAIRS, FULL_DISK: 2.0, CLOCK: 6.0, IDEMPOTENT: 24.0}
+SENDS: Final = {  # of an idempotent producer
+    "next": 6.0,
+    "twice": 1.5,
+    "again": 3.0,
+    "gap": 0.7,
+    "new epoch": 0.7,
+    "old epoch": 0.7,
+}
 # No operations: what is drawn stays the same.
 SHARED_CLEANS: Final = "shared cleans"
 VERSIONS: Final = "versions"
 LOST_STATE: Final = "lost state"  # of data directories, at starts after a kill
+OPEN: Final = "open transactions"  # over starts, and several at once
 
 
 def make_script(
@@ -168,6 +183,8 @@ def make_script(
         pause = rng.choice(PAUSES)
         steps.append(Operation(kind, rng.choice(topics), _values(kind, rng), pause))
     _draw_strategies(random.Random(f"strategies {seed}"), steps, fixed)
+    if OPEN in has:
+        _leave_open(random.Random(f"open {seed}"), steps)
     if VERSIONS in has:
         steps = [_with_versions(step, seed) for step in steps]
     return Script(
@@ -180,6 +197,7 @@ def make_script(
         SHARED_CLEANS in has,
         VERSIONS in has,
         LOST_STATE in has,
+        OPEN in has,
     )
 
 
@@ -203,6 +221,13 @@ def _with_versions(step: Operation, seed: int) -> Operation:
             if name not in ("varve.view", "delete.retention.ms")
         }
     return replace(step, values=values)
+
+
+def _leave_open(rng: random.Random, steps: list[Operation]) -> None:
+    """Let transactions stay open while others begin."""
+    for step in steps:
+        if step.kind == "transaction":
+            step.values.update(keeps=rng.random() < 0.7, joins=rng.random() < 0.3)
 
 
 def _draw_strategies(rng: random.Random, steps: list[Operation], fixed: dict[str, str]) -> None:
@@ -274,6 +299,14 @@ def _values(kind: str, rng: random.Random) -> dict[str, Any]:  # noqa: C901, PLR
             step = rng.choice([("unlink", ".log"), ("unlink", "index"), ("sync_dir", "/t-0")])
             point = (*step, rng.randint(1, 3))
             return {"point": point, "how": "kill", "loses": (".journal",)}
+        case "idempotent":
+            values = _records(rng, rng.randint(1, 3), deletes=0.3)
+            how = rng.choices(list(SENDS), list(SENDS.values()))[0]
+            back = rng.choice([0, 0, 1, 2, 4, 5, 6])
+            return values | {"producer": rng.randint(0, 1), "how": how, "back": back}
+        case "clock":
+            by_ms = rng.choice([1, -1]) * rng.choice(CLOCK_STEPS)
+            return {"by_ms": by_ms, "while_down": rng.random() < 0.3}
         case "full disk":
             return {"seconds": rng.choice([2.0, 10.0, 40.0]), "share": rng.choice([0.5, 1.0])}
         case "fault":

@@ -15,6 +15,7 @@ import pytest
 from broker.damage.log_repair import LogRepair
 from broker.erasure.partition_eraser import PartitionEraser, PartitionProgress
 from broker.handlers import produce
+from broker.topics.clock_watch import ClockWatch
 from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.partition import Partition
 from broker.views.compaction import ViewCompactor
@@ -22,19 +23,33 @@ from broker.views.views import Views
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
 from cleaner.key_search import KeySearch, KeySearchResult
-from cleaner.planning import plan
+from cleaner.planning import dirty_section, plan
 from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, LogDirectoryError
+from storage.format import producer_state
 from storage.format.batch import BatchHeader
+from storage.format.producer_state import ProducerEntry, ProducerStates
 from storage.format.validation import check_records
 from storage.log.flush import FlushTask, LogFlusher
 from storage.log.log import Log
+from storage.log.log_producers import LogProducers
+from storage.log.log_reader import LogReader
 from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment, DamageSearch
 from storage.segments.segment import Segment
 from tests.sim import interleaving, runs
 from tests.sim.runs import broken_rule
-from tests.sim.script import ERASE, QUICK, VERSIONS, VERY_SLOW, Script, make_script
+from tests.sim.script import (
+    CLOCK,
+    ERASE,
+    IDEMPOTENT,
+    OPEN,
+    QUICK,
+    VERSIONS,
+    VERY_SLOW,
+    Script,
+    make_script,
+)
 
 SEEDS = 300
 
@@ -197,6 +212,66 @@ def a_clean_is_taken_for_the_receipt_of_an_erasure(patch: pytest.MonkeyPatch) ->
     patch.setattr(PartitionEraser, "_search", trust)
 
 
+def a_batch_is_appended_again(patch: pytest.MonkeyPatch) -> None:
+    """A producer that got no answer wrote its records twice."""
+    patch.setattr(ProducerStates, "check", lambda *_, **__: None)
+
+
+def a_snapshot_has_no_sequences(patch: pytest.MonkeyPatch) -> None:
+    """Behind a start a producer could not go on."""
+    to_snapshot = ProducerStates.to_snapshot
+
+    def without_batches(self: ProducerStates) -> bytes:
+        copy = ProducerStates()
+        copy._producers = {
+            producer_id: replace(entry, batches=())
+            for producer_id, entry in self._producers.items()
+        }
+        return to_snapshot(copy)
+
+    patch.setattr(ProducerStates, "to_snapshot", without_batches)
+
+
+def a_clean_takes_the_last_batch_of_a_producer(patch: pytest.MonkeyPatch) -> None:
+    """Without the snapshot nothing said which sequence is next."""
+    patch.setattr(LogProducers, "last_records", lambda _: {})
+
+
+def a_start_forgets_open_transactions(patch: pytest.MonkeyPatch) -> None:
+    """Readers of committed records were shown what was aborted later."""
+    entry_of = producer_state._entry_of
+
+    def closed(fields: tuple[int, ...], path: str) -> ProducerEntry:
+        return entry_of((*fields[:-1], -1), path)
+
+    patch.setattr(producer_state, "_entry_of", closed)
+
+
+def an_abort_is_told_to_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Readers of committed records were shown what was aborted, if only for a while."""
+    patch.setattr(LogReader, "aborted_transactions", lambda *_: ())
+
+
+def a_clean_passes_open_transactions(patch: pytest.MonkeyPatch) -> None:
+    """Records were superseded by those of a transaction that was aborted later."""
+    bound = dirty_section._bound
+
+    def without_limit(facts: LogFacts, *args: Any) -> Any:
+        return bound(replace(facts, undecided_offset=facts.log_end_offset), *args)
+
+    patch.setattr(dirty_section, "_bound", without_limit)
+
+
+def a_clean_does_not_wait_for_the_lag(patch: pytest.MonkeyPatch) -> None:
+    """Consumers missed records that they were promised for a time."""
+    patch.setattr(dirty_section, "newest_ms", lambda _: 0)
+
+
+def a_clock_that_was_set_is_trusted(patch: pytest.MonkeyPatch) -> None:
+    """Everything was as old at once as a wrong clock said."""
+    patch.setattr(ClockWatch, "trusted", lambda *_: True)
+
+
 def a_timer_never_waits(patch: pytest.MonkeyPatch) -> None:
     """No timer ran again, and no step of a script."""
 
@@ -301,6 +376,21 @@ PLANTED = [
         first=38,
     ),
     Planted(staging_a_view_holds_the_cleaner, ("undisturbed",), ("view",), (COMPACT, VIEW)),
+    Planted(a_batch_is_appended_again, ("producer",), (IDEMPOTENT,)),
+    Planted(a_snapshot_has_no_sequences, ("producer",), (IDEMPOTENT, "end")),
+    Planted(a_clean_takes_the_last_batch_of_a_producer, ("producer",), (IDEMPOTENT,), (COMPACT,)),
+    Planted(a_start_forgets_open_transactions, ("stable",), (OPEN, "transaction", "end")),
+    Planted(an_abort_is_told_to_nobody, ("committed",), ("transaction",)),
+    Planted(
+        a_clean_passes_open_transactions, ("undecided",), (OPEN, "transaction"), (COMPACT, AT_ONCE)
+    ),
+    Planted(
+        a_clean_does_not_wait_for_the_lag,
+        ("lag",),
+        ("alter",),
+        (COMPACT, ("min_compaction_lag_ms", "3000")),
+    ),
+    Planted(a_clock_that_was_set_is_trusted, ("tombstone", "expired"), (CLOCK,)),
     Planted(a_timer_never_waits, ("ends",)),
     Planted(a_loop_never_ends, ("ends",)),
 ]

@@ -6,7 +6,17 @@ import pytest
 
 from tests.sim.machine import Machine
 from tests.sim.runs import Seen, run_seeds
-from tests.sim.script import ERASE, FULL_DISK, REPAIRS, SHARED_CLEANS, VERSIONS, make_script
+from tests.sim.script import (
+    CLOCK,
+    ERASE,
+    FULL_DISK,
+    IDEMPOTENT,
+    OPEN,
+    REPAIRS,
+    SHARED_CLEANS,
+    VERSIONS,
+    make_script,
+)
 from tests.support.draws import seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
@@ -16,6 +26,9 @@ REPAIR_SEEDS = seeds_of_tests("VARVE_SIM_REPAIR_SEEDS", few=10, many=20)
 FULL_SEEDS = seeds_of_tests("VARVE_SIM_FULL_SEEDS", few=10, many=20)
 VERSION_SEEDS = seeds_of_tests("VARVE_SIM_VERSION_SEEDS", few=10, many=20)
 SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=10, many=20)
+PRODUCER_SEEDS = seeds_of_tests("VARVE_SIM_PRODUCER_SEEDS", few=10, many=20)
+OPEN_SEEDS = seeds_of_tests("VARVE_SIM_OPEN_SEEDS", few=10, many=20)
+CLOCK_SEEDS = seeds_of_tests("VARVE_SIM_CLOCK_SEEDS", few=10, many=20)
 ERASING_SEEDS = seeds_of_tests("VARVE_SIM_ERASING_SEEDS", few=20, many=20)
 CHUNK = 10
 ERASING_CHUNK = 20  # some ten seeds end no erasure
@@ -90,6 +103,27 @@ def test_disks_are_full_for_a_while_as_everything_else_happens(first: int) -> No
     seeds = range(first, min(first + CHUNK, FULL_SEEDS.stop))
     seen = run_seeds(seeds, has=(FULL_DISK, "view", "fault", "alter"))
     assert seen["full disk"] >= CHUNK // 2
+
+
+@pytest.mark.parametrize("first", PRODUCER_SEEDS[::CHUNK])
+def test_producers_send_batches_again_while_everything_else_happens(first: int) -> None:
+    seeds = range(first, min(first + CHUNK, PRODUCER_SEEDS.stop))
+    seen = run_seeds(seeds, has=(IDEMPOTENT, "end", "end at", "alter"))
+    assert seen["batch sent again"] >= CHUNK
+
+
+@pytest.mark.parametrize("first", OPEN_SEEDS[::CHUNK])
+def test_transactions_stay_open_while_everything_else_happens(first: int) -> None:
+    seeds = range(first, min(first + CHUNK, OPEN_SEEDS.stop))
+    seen = run_seeds(seeds, has=(OPEN, "transaction", "end", "end at", "view"))
+    assert seen["open at a start"] >= CHUNK // 4
+
+
+@pytest.mark.parametrize("first", CLOCK_SEEDS[::CHUNK])
+def test_the_wall_clock_is_set_while_everything_else_happens(first: int) -> None:
+    seeds = range(first, min(first + CHUNK, CLOCK_SEEDS.stop))
+    seen = run_seeds(seeds, has=(CLOCK, "end", "view", "lease"))
+    assert seen["retention suspended"] >= CHUNK // 2
 
 
 @pytest.mark.parametrize("seed", [3, 1855])

@@ -46,11 +46,12 @@ class World:
             script.loses_state and random.Random(f"points {script.seed}").random() < 0.5
         )
         self.losses: tuple[str, ...] = ()  # files that the next life does not find
+        self.clock_set_ms = 0  # by which the wall clock is set before the next life
         self.how = "kill"  # what follows where a process ends by itself
 
     def note(self, text: str) -> None:
         """One line of the trace."""
-        self.trace.append(f"{self.env._passed_ms / 1000:9.3f} {text}")
+        self.trace.append(f"{self.env.clock.passed / 1000:9.3f} {text}")
 
     def served(self, name: str) -> Partition | None:
         return self.broker.topics.partition(TopicPartition(name, 0))
@@ -58,8 +59,10 @@ class World:
     def note_config(self, name: str) -> None:
         topic = self.broker.topics.get(name)
         assert topic is not None
-        now_ms = self.env.wall_ms()
-        self.models[name].retention.append((now_ms, topic.config.delete_retention_ms))
+        model, now_ms = self.models[name], self.env.clock.passed_ms
+        model.retention.append((now_ms, topic.config.delete_retention_ms))
+        model.expiry_ms.add(topic.config.retention_ms)
+        model.note_lag(topic.config.min_compaction_lag_ms, now_ms)
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """In the background; what is refused is no mistake."""
