@@ -431,7 +431,7 @@ class Log:
         state = self._state
         if offset >= state.log_end_offset:
             return False
-        cut = state.segments[state.segments.index_of(offset)].locate(offset)
+        cut = state.segments[state.segments.index_of(offset)].locate_intact(offset)
         state.begin_generation()
         self.flusher.begin_truncation()
         try:

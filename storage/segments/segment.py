@@ -40,7 +40,7 @@ from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLi
 from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.model import SegmentFacts
 from storage.segments.batch_lookup import position_of, undamaged_batches
-from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, scan
+from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, intact_batch, scan
 from storage.segments.damage import (
     DamagedRanges,
     DamagedSegment,
@@ -810,6 +810,18 @@ class Segment:
                 position = self._search(offset, in_place=in_place)
             self.add_position_hint(offset, position)
         return position
+
+    def locate_intact(self, offset: int) -> int:
+        """Like `locate`, but verify the batch: its header alone may claim to have the offset.
+
+        A batch that is damaged becomes a damaged range, and the search goes on behind it.
+        """
+        while True:  # each round adds a damaged range
+            position = self.locate(offset)
+            end = self.size_bytes
+            if position == end or intact_batch(self.file, position, end) is not None:
+                return position
+            self.note_damage(position, "CRC does not match")
 
     def locate_end(self, end_offset: int, *, in_place: bool = True) -> int:
         """Return the end of the batches below `end_offset`, or of those in front of damage."""

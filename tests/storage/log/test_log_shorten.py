@@ -382,6 +382,21 @@ def test_where_damage_hides_the_place_nothing_is_cut(env: MemoryEnv) -> None:
     assert log.log_end_offset == 22
 
 
+def test_a_batch_that_claims_later_offsets_does_not_move_the_place_of_a_cut(
+    env: MemoryEnv,
+) -> None:
+    """The bit that rotted is in its header, and nobody has read the batch since."""
+    log = five_segments(env, replace(DELETE, index_interval_bytes=1 << 20))
+    batch_bytes = segments_of(log)[1][1] // 5
+    overwrite(env, file_name(5, LOG), (256).to_bytes(4, "big"), batch_bytes + 23)
+    assert log.truncate_to(9, now_ms=NOW_MS)
+    assert segments_of(log)[1:] == [(5, 4 * batch_bytes)]
+    assert offsets_in(log, start=7) == [7, 8]
+    assert [(damage.base_offset, damage.position) for damage in log.damage.ranges] == [
+        (5, batch_bytes)
+    ]
+
+
 # --- swapped segments ---------------------------------------------------------------------------
 
 
