@@ -136,6 +136,8 @@ def create_next_segment(
     Raises NoRoomError without a change to `old`; the snapshot is valid without a roll as well.
     After an OSError only recovery can find out what was done.
     """
+    # A power failure must not restore a batch that was not appended, in front of the new segment.
+    old.sync_truncation()
     new = Segment.begin(env, old.directory, base_offset, limits)
     try:
         write_snapshot(env, old.directory, base_offset, states)

@@ -108,6 +108,7 @@ class Segment:
         "_hints",
         "_indexes",
         "_is_synced",
+        "_is_truncated",
         "_parts",
         "_stamp",
         "_was_used",
@@ -153,6 +154,7 @@ class Segment:
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
         self._first_timestamp_ms: int | None = None
+        self._is_truncated = False  # by `cut_back`, since the last `sync_truncation`
         self._facts: SegmentFacts | None = None  # of a closed segment
         self._content_id = next(_CONTENT_IDS) if content_id is None else content_id
         self._stamp: FileStamp | None = self.file.stamp()  # of the closed file
@@ -701,6 +703,7 @@ class Segment:
         self._stamp = None
         self._load_indexes()
         self.file.truncate(position)
+        self._is_truncated = True
         self._parts = None
         self.size_bytes = position
         self.synced_bytes = min(self.synced_bytes, position)
@@ -716,6 +719,12 @@ class Segment:
         self._bytes_since_entry = position - indexed
         for batch in self.batches(indexed):
             self._note_batch(batch.header)
+
+    def sync_truncation(self) -> None:
+        """Make it durable that batches were removed from the end, if any were."""
+        if self._is_truncated:
+            self.file.sync()
+            self._is_truncated = False
 
     def is_cut(self) -> bool:
         """Return whether the length of the log file matches the segment."""

@@ -2,6 +2,7 @@
 
 import errno
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -41,7 +42,7 @@ from tests.support.storage.logs import (
     read_records,
     segments_of,
 )
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 
 @pytest.fixture
@@ -363,6 +364,25 @@ def test_a_failed_write_leaves_the_log_as_it_was(env: MemoryEnv, error: int, kin
     assert append(log, b"next", timestamp=NOW_MS + 11).first_offset == 3
     assert offsets_in(log) == [0, 1, 2, 3]
     assert offsets_in(open_log(env)) == [0, 1, 2, 3]
+
+
+def test_a_failed_write_does_not_come_back_in_front_of_the_next_segment() -> None:
+    """Its batch is whole where the index had no room, and recovery refuses two of one offset."""
+    for seed in range(60):
+        env = MemoryEnv(seed)
+        log = open_log(env)
+        fill(log, 3)
+        log.flush()
+        fault = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(INDEX), errno.ENOSPC)
+        with pytest.raises(NoRoomError):
+            append(log, b"lost")
+        fault.remove()
+        env.crash_at = env.operations + 1 + seed % 12
+        with suppress(SimulatedCrash):
+            log.roll(NOW_MS)
+            append(log, b"next")
+        env.crash_at = None
+        assert offsets_in(open_log(env.crash()))[:3] == [0, 1, 2], env
 
 
 def test_a_failed_write_forgets_no_producer_and_learns_none(env: MemoryEnv) -> None:
