@@ -16,7 +16,7 @@ from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
 from broker.event_loop.fair_slots import FairSlots
-from broker.event_loop.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.consumer.model import MembershipError, ResolvedRegex, TopicLookup
 from protocol.errors import ErrorCode
 
@@ -66,6 +66,7 @@ class TopicRegexes:
 
     async def resolve(self, expression: str, viewer: TopicViewer = EVERYTHING) -> ResolvedRegex:
         """Return the topics that the whole expression matches. Raises MembershipError."""
+        await yield_to_loop()  # a client compiles one expression in a round of the loop
         key = (expression, viewer.identity)
         resolved = self._resolved.get(key)
         if resolved is None or not self.is_recent(resolved):

@@ -5,7 +5,7 @@ DescribeProducers, WriteTxnMarkers.
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
-from broker.event_loop.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
@@ -93,6 +93,7 @@ async def list_transactions(
     response.unknown_state_filters = [name for name in body.state_filters if name not in statuses]
     pattern = None
     if body.transactional_id_pattern:
+        await yield_to_loop()  # a client compiles one expression in a round of the loop
         try:
             pattern = ClientPattern(body.transactional_id_pattern)
         except PatternError:
