@@ -98,6 +98,7 @@ class GroupCoordinator:
         for partition in range(self._partition_count):
             self.loading.deactivate(partition, PartitionState.OFFLINE)
         self.deletion.stop()
+        self.offsets.stop()
         await self._log.close()
 
     def availability(self, group_id: str) -> ErrorCode:

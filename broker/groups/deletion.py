@@ -6,6 +6,7 @@ deleted, no other record of it is appended.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 import structlog
 
@@ -84,8 +85,9 @@ class GroupDeletion:
             else ErrorCode.NONE
             for key in keys
         }
-        committed = live.offsets.written()
-        deletable = [key for key in keys if errors[key] is ErrorCode.NONE and key in committed]
+        deletable = [
+            key for key in keys if errors[key] is ErrorCode.NONE and live.offsets.is_written(key)
+        ]
         return await self._delete_offsets(live, deletable), errors
 
     # Past their retention -----------------------------------------------------------------------
@@ -115,8 +117,8 @@ class GroupDeletion:
 
     def _expired(self, live: AnyGroup, now_ms: int) -> list[TopicIndex]:
         old = live.expired_offsets(now_ms, self._retention_ms)
-        changing = live.offsets.in_flight.keys() | live.offsets.unstable()
-        return [key for key in old if key not in changing][:OFFSETS_AT_ONCE]
+        settled = (key for key in old if not live.offsets.is_changing(key))
+        return list(islice(settled, OFFSETS_AT_ONCE))
 
     # With their topic ---------------------------------------------------------------------------
 

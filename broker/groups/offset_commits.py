@@ -5,10 +5,12 @@ Rules
 - Offsets of a transaction are visible from the commit marker of their partition on.
 """
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from broker.event_loop.loop_turns import run_in_turns
 from broker.groups.classic.model import CommitRequested, ErrorAnswer
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.group_factory import GroupFactory
@@ -28,12 +30,14 @@ from broker.topics.internal_topic import LogRecord
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 
-# Groups of one partition with offsets in one transaction: a marker ends them in one turn. Producers
+# Groups of one partition with offsets in one transaction: their ends begin in one turn. Producers
 # commit the offsets of one group.
 GROUPS_PER_TRANSACTION_MAX = 100
-# Open transactions with offsets of one group: one commit may drop those of all. Kafka Streams has a
-# producer for each thread or task.
+# Open transactions with offsets of one group: one commit may replace those of all, of which each
+# takes some nanoseconds. Kafka Streams has a producer for each thread or task.
 TRANSACTIONS_PER_GROUP_MAX = 10_000
+# Offsets of a transaction that take effect without a pause for others: two milliseconds.
+ENDED_AT_ONCE = 500
 
 
 class OffsetCommits:
@@ -54,6 +58,14 @@ class OffsetCommits:
         self._stats = stats
         # Groups of a partition with offsets of a producer's open transaction.
         self._transactional: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+        # Transactions with many offsets end one after the other: each turn delays all requests.
+        self._ending = asyncio.Lock()
+        self._ending_tasks: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Stop to end transactions: their markers are in the log."""
+        for task in self._ending_tasks:
+            task.cancel()
 
     async def commit(
         self,
@@ -153,7 +165,7 @@ class OffsetCommits:
 
         def appended(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
-                live.offsets.remove_transactional(producer.producer_id, append)
+                live.offsets.remove_transactional(producer.producer_id, append, offsets)
                 self._served.note_offsets(live)
 
         records = _offset_records(group_id, offsets)
@@ -165,14 +177,41 @@ class OffsetCommits:
         return error
 
     def end_transaction(self, partition: int, producer_id: int, *, commit: bool) -> None:
-        """Apply or drop the offsets of a transaction whose marker is in the log."""
+        """Apply or drop the offsets of a transaction whose marker is in the log.
+
+        If there are many, the rest of them follows in turns of the event loop, and is unstable
+        until then.
+        """
+        ended = {}
         for group_id in self._transactional.pop((partition, producer_id), ()):
             live = self._served.get(group_id)
             if live is not None:
-                ended = live.offsets.end_transaction(producer_id, commit=commit)
+                slices = live.offsets.end_transaction(
+                    producer_id, commit=commit, at_once=ENDED_AT_ONCE
+                )
+                ended[group_id] = live.offsets, slices
+        all_slices = self._end(ended)
+        for _ in all_slices:  # there are more
+            task = asyncio.create_task(self._end_in_turns(all_slices), name="end transaction")
+            self._ending_tasks.add(task)
+            task.add_done_callback(self._ending_tasks.discard)
+            break
+
+    def _end(
+        self, ended: Mapping[str, tuple[CommittedOffsets, Generator[None, None, int]]]
+    ) -> Generator[None, None, None]:
+        for number, (group_id, (offsets, slices)) in enumerate(ended.items()):
+            if number:
+                yield
+            self._stats.offsets_committed += yield from slices
+            live = self._served.get(group_id)
+            if live is not None and live.offsets is offsets:  # else it has been deleted meanwhile
                 self._served.note_offsets(live)
-                self._stats.offsets_committed += ended
                 self._served.remove_if_void(live)
+
+    async def _end_in_turns(self, slices: Generator[None, None, None]) -> None:
+        async with self._ending:
+            await run_in_turns(slices)
 
     def note_loaded(self, partition: int, group_id: str, offsets: CommittedOffsets) -> None:
         """Note the open transactions of a group that was loaded."""

@@ -44,11 +44,12 @@ class PartitionLoading:
     async def activate(self, partition: int, loaded: LoadedPartition) -> None:
         """Serve the groups that were loaded from a partition; see internal_topic.Coordinator."""
         self._count(loaded)
-        group_ids = loaded.group_ids()
-        async for group_id in Turns().over(group_ids):
+        group_ids, turns = loaded.group_ids(), Turns()
+        for group_id in group_ids:
+            offsets = await _offsets_of(group_id, loaded, turns)
             if not self._served.partitions.is_loading(partition):
                 return  # it failed meanwhile
-            self._serve(partition, group_id, loaded)
+            self._serve(partition, group_id, loaded, offsets)
         self._served.partitions.activate(partition)
         self._deletion.note_loaded(loaded.topics)
         logger.log(
@@ -61,10 +62,9 @@ class PartitionLoading:
             invalid=loaded.invalid_records,
         )
 
-    def _serve(self, partition: int, group_id: str, loaded: LoadedPartition) -> None:
-        offsets = CommittedOffsets(loaded.offsets.get(group_id, {}))
-        for producer_id, pending in loaded.transactional.get(group_id, {}).items():
-            offsets.add_transactional(producer_id, pending)
+    def _serve(
+        self, partition: int, group_id: str, loaded: LoadedPartition, offsets: CommittedOffsets
+    ) -> None:
         self._offsets.note_loaded(partition, group_id, offsets)
         consumer_group = loaded.consumer_groups.get(group_id)
         if consumer_group is not None:
@@ -91,3 +91,13 @@ class PartitionLoading:
     def is_offline(self, partition: int) -> bool:
         """Return whether the groups of a partition are neither served nor being loaded."""
         return self._served.partitions.is_offline(partition)
+
+
+async def _offsets_of(group_id: str, loaded: LoadedPartition, turns: Turns) -> CommittedOffsets:
+    await turns.take()
+    offsets = CommittedOffsets(loaded.offsets.get(group_id, {}))
+    for producer_id, pending in loaded.transactional.get(group_id, {}).items():
+        for key, (record_offset, value) in pending.items():
+            await turns.take()
+            offsets.load_transactional(producer_id, key, record_offset, value)
+    return offsets

@@ -1,12 +1,17 @@
 """The committed offsets of one group, whatever protocol its members speak."""
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import TopicIndex
 from broker.quotas.memory_budget import memory_of_text
+
+# The offsets of a transaction, each with the number of its append.
+PendingOffsets: TypeAlias = dict[TopicIndex, tuple[int, CommittedOffset]]
 
 # Memory of one offset with its key, in addition to its metadata.
 OFFSET_BYTES = 500
@@ -27,19 +32,18 @@ class CommittedOffsets:
     takes effect when the transaction commits. A deletion covers all offsets before it.
 
     The time of an operation must not grow with the number of producers: a client may have a hundred
-    thousand transactional ids.
+    thousand transactional ids. So an offset of a transaction that a later one replaces, or a
+    deletion, stays in memory until the transaction ends; only its number is dropped.
     """
 
     acknowledged: dict[TopicIndex, CommittedOffset] = field(default_factory=dict)
     size_bytes: int = field(init=False)  # of all of them, also of those in flight
     in_flight: Counter[TopicIndex] = field(default_factory=Counter)
-    # By producer id; each offset with the number of its append. They are added when the append
-    # begins, because the marker may be appended before the append is acknowledged.
-    transactional: dict[int, dict[TopicIndex, tuple[int, CommittedOffset]]] = field(
-        default_factory=dict
-    )
-    # The producers whose open transactions have an offset of a partition, by number of the append.
-    _producers: dict[TopicIndex, dict[int, None]] = field(default_factory=dict)
+    # By producer id. They are added when the append begins, because the marker may be appended
+    # before the append is acknowledged.
+    transactional: dict[int, PendingOffsets] = field(default_factory=dict)
+    # The numbers of the offsets of transactions that nothing has replaced yet, in their order.
+    _unstable: dict[TopicIndex, list[int]] = field(default_factory=dict)
     _appends: int = 0
     # The number of the append whose offset took effect while an earlier append was under way.
     _overtaken: dict[TopicIndex, int] = field(default_factory=dict)
@@ -49,7 +53,7 @@ class CommittedOffsets:
         self.size_bytes = size_of(self.acknowledged.values())
 
     def __bool__(self) -> bool:
-        return bool(self.acknowledged or self.in_flight or self.transactional)
+        return bool(self.acknowledged or self.in_flight or self._unstable)
 
     def size_of_acknowledged(self, keys: Iterable[TopicIndex]) -> int:
         """Return the bytes of those offsets among these keys that are acknowledged."""
@@ -57,11 +61,15 @@ class CommittedOffsets:
 
     def written(self) -> set[TopicIndex]:
         """Return the keys of all offsets in the log, acknowledged or not yet."""
-        return self.acknowledged.keys() | self.in_flight.keys() | self.unstable()
+        return self.acknowledged.keys() | self.in_flight.keys() | self._unstable.keys()
 
-    def unstable(self) -> set[TopicIndex]:
-        """Return the keys of all offsets that open transactions have committed."""
-        return set(self._producers)
+    def is_written(self, key: TopicIndex) -> bool:
+        """Return whether an offset of a partition is in the log, acknowledged or not yet."""
+        return key in self.acknowledged or self.is_changing(key)
+
+    def is_changing(self, key: TopicIndex) -> bool:
+        """Return whether an offset is being appended, or waits for the end of its transaction."""
+        return key in self.in_flight or key in self._unstable
 
     def begin(self, offsets: Mapping[TopicIndex, CommittedOffset]) -> int:
         """Note that offsets are being appended; return the number of the append."""
@@ -79,10 +87,10 @@ class CommittedOffsets:
         for key, value in offsets.items():
             if is_appended and self._overtaken.get(key, 0) < append:
                 self.acknowledged[key] = value
+            if is_appended:
+                self._drop_before(key, append)
             self._landed(key)
         self.size_bytes += self.size_of_acknowledged(offsets)
-        if is_appended:
-            self._drop_transactional(offsets, append)
 
     def forget(self, append: int, keys: Iterable[TopicIndex]) -> None:
         """Drop offsets whose tombstones are in the log."""
@@ -90,48 +98,77 @@ class CommittedOffsets:
         self.size_bytes -= self.size_of_acknowledged(keys)
         for key in keys:
             self.acknowledged.pop(key, None)
-        self._drop_transactional(keys, append)
+            self._drop_before(key, append)
 
     def add_transactional(
         self, producer_id: int, offsets: Mapping[TopicIndex, CommittedOffset]
     ) -> int:
         """Add offsets of an open transaction, being appended; return the number of the append."""
         self._appends += 1
-        pending = self.transactional.setdefault(producer_id, {})
-        replaced = [pending[key][1] for key in offsets if key in pending]
-        self.size_bytes += size_of(offsets.values()) - size_of(replaced)
         for key, value in offsets.items():
-            pending[key] = self._appends, value
-            producers = self._producers.setdefault(key, {})
-            producers.pop(producer_id, None)
-            producers[producer_id] = None
+            self._add(producer_id, key, self._appends, value)
         return self._appends
 
-    def remove_transactional(self, producer_id: int, append: int) -> None:
+    def load_transactional(
+        self, producer_id: int, key: TopicIndex, record_offset: int, value: CommittedOffset
+    ) -> None:
+        """Add an offset of an open transaction from the log, before any append."""
+        self._add(producer_id, key, record_offset, value)
+        self._appends = max(self._appends, record_offset)
+
+    def _add(self, producer_id: int, key: TopicIndex, append: int, value: CommittedOffset) -> None:
+        pending = self.transactional.setdefault(producer_id, {})
+        if key in pending:
+            self._remove(key, *pending[key])
+        pending[key] = append, value
+        insort(self._unstable.setdefault(key, []), append)
+        self.size_bytes += size_of((value,))
+
+    def remove_transactional(
+        self, producer_id: int, append: int, keys: Iterable[TopicIndex]
+    ) -> None:
         """Remove the offsets of an append that failed."""
         pending = self.transactional.get(producer_id, {})
-        for key in [key for key, (number, _) in pending.items() if number == append]:
-            self._remove(producer_id, key)
+        for key in keys:
+            if key in pending and pending[key][0] == append:
+                self._remove(key, *pending.pop(key))
+        if not pending:
+            self.transactional.pop(producer_id, None)
 
-    def end_transaction(self, producer_id: int, *, commit: bool) -> int:
-        """Apply or drop the offsets of a transaction; return how many took effect."""
-        pending = dict(self.transactional.get(producer_id, {}))
-        for key in pending:
-            self._remove(producer_id, key)
-        if not commit:
-            return 0
-        self.size_bytes -= self.size_of_acknowledged(pending)
-        for key, (append, value) in pending.items():
-            self.acknowledged[key] = value
-            if key in self.in_flight:
-                self._overtaken[key] = append
-            self._drop_transactional((key,), append)
-        self.size_bytes += self.size_of_acknowledged(pending)
-        return len(pending)
+    def end_transaction(
+        self, producer_id: int, *, commit: bool, at_once: int
+    ) -> Generator[None, None, int]:
+        """Apply or drop the offsets of a transaction; return how many took effect.
+
+        In slices of `at_once` offsets; those of later slices are unstable until then. The producer
+        may begin its next transaction meanwhile.
+        """
+        return self._end(self.transactional.pop(producer_id, {}), commit=commit, at_once=at_once)
+
+    def _end(
+        self, pending: PendingOffsets, *, commit: bool, at_once: int
+    ) -> Generator[None, None, int]:
+        ended = 0
+        while pending:
+            for _ in range(min(at_once, len(pending))):
+                key, (append, value) = pending.popitem()
+                if self._remove(key, append, value) and commit:
+                    self._apply(key, append, value)
+                    ended += 1
+            if pending:
+                yield
+        return ended
+
+    def _apply(self, key: TopicIndex, append: int, value: CommittedOffset) -> None:
+        self.size_bytes += size_of((value,)) - self.size_of_acknowledged((key,))
+        self.acknowledged[key] = value
+        if key in self.in_flight:
+            self._overtaken[key] = append
+        self._drop_before(key, append)
 
     def is_unstable(self, key: TopicIndex) -> bool:
         """Return whether an open transaction has committed an offset of a partition."""
-        return key in self._producers
+        return key in self._unstable
 
     def _landed(self, key: TopicIndex) -> None:
         self.in_flight[key] -= 1
@@ -139,21 +176,22 @@ class CommittedOffsets:
             del self.in_flight[key]
             self._overtaken.pop(key, None)
 
-    def _drop_transactional(self, keys: Iterable[TopicIndex], append: int) -> None:
-        """Drop offsets of open transactions that precede an append of the same partitions."""
-        for key in keys:
-            while key in self._producers:
-                producer_id = next(iter(self._producers[key]))
-                if self.transactional[producer_id][key][0] >= append:
-                    break
-                self._remove(producer_id, key)
+    def _drop_before(self, key: TopicIndex, append: int) -> None:
+        """Drop what open transactions have committed of a partition before an append."""
+        numbers = self._unstable.get(key)
+        if numbers is not None:
+            del numbers[: bisect_left(numbers, append)]
+            if not numbers:
+                del self._unstable[key]
 
-    def _remove(self, producer_id: int, key: TopicIndex) -> None:
-        """Remove an offset of an open transaction."""
-        pending, producers = self.transactional[producer_id], self._producers[key]
-        self.size_bytes -= size_of((pending.pop(key)[1],))
-        if not pending:
-            del self.transactional[producer_id]
-        del producers[producer_id]
-        if not producers:
-            del self._producers[key]
+    def _remove(self, key: TopicIndex, append: int, value: CommittedOffset) -> bool:
+        """Remove an offset of a transaction; return whether nothing had replaced it."""
+        self.size_bytes -= size_of((value,))
+        numbers = self._unstable.get(key, [])
+        index = bisect_left(numbers, append)
+        if numbers[index : index + 1] != [append]:
+            return False
+        del numbers[index]
+        if not numbers:
+            del self._unstable[key]
+        return True

@@ -4,7 +4,7 @@ Rules. Offsets committed in a transaction count from the commit marker on, and n
 Unknown records are skipped and counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -95,22 +95,18 @@ class LoadedPartition:
     records: int = 0
     unknown_records: int = 0  # with an unsupported version of the key or value
     invalid_records: int = 0  # in no known format
-    # Offsets in transactions without a marker, by group and producer id.
-    transactional: dict[str, dict[int, dict[TopicIndex, CommittedOffset]]] = field(
+    # Offsets in transactions without a marker, by group and producer id. Each has the log offset of
+    # its record.
+    transactional: dict[str, dict[int, dict[TopicIndex, tuple[int, CommittedOffset]]]] = field(
         default_factory=dict
     )
+    undecided_offsets: int = 0  # the number of those
     topics: set[str] = field(default_factory=set)  # with an offset, in a transaction or not
 
     def group_ids(self) -> set[str]:
         """Return the ids of all groups of the partition."""
         offsets = self.offsets.keys() | self.transactional.keys()
         return self.groups.keys() | self.consumer_groups.keys() | offsets
-
-    @property
-    def undecided_offsets(self) -> int:
-        """Return the number of offsets in transactions without a marker."""
-        producers = (by_id for by_id in self.transactional.values())
-        return sum(len(offsets) for by_id in producers for offsets in by_id.values())
 
 
 class OffsetsLoader:
@@ -119,8 +115,9 @@ class OffsetsLoader:
     def __init__(self) -> None:
         self.loaded = LoadedPartition()
         self._consumer_groups = consumer_records.ConsumerGroupLoader()
-        # The log offset of each committed offset's record: a transaction's offset counts from its
-        # marker on, but must not replace a commit that follows its record in the log.
+        # The log offset of each committed offset's record, or of its tombstone: a transaction's
+        # offset counts from its marker on, but must not replace a commit or bring back a deleted
+        # offset if that record follows its own in the log.
         self._record_offsets: dict[OffsetKey, int] = {}
         self._pending: dict[int, dict[OffsetKey, tuple[int, CommittedOffset]]] = {}
 
@@ -143,15 +140,14 @@ class OffsetsLoader:
                 if record_offset > self._record_offsets.get(key, -1):
                     by_producer = self.loaded.transactional.setdefault(key.group_id, {})
                     offsets = by_producer.setdefault(producer_id, {})
-                    offsets[key.topic, key.partition] = value
+                    offsets[key.topic, key.partition] = record_offset, value
+                    self.loaded.undecided_offsets += 1
         self.loaded.consumer_groups = self._consumer_groups.groups()
-        decided = self.loaded.offsets.values()
         undecided = (
             offsets for group in self.loaded.transactional.values() for offsets in group.values()
         )
-        self.loaded.topics = {
-            topic for offsets in chain(decided, undecided) for topic, _ in offsets
-        }
+        keys: Iterator[Iterable[TopicIndex]] = chain(self.loaded.offsets.values(), undecided)
+        self.loaded.topics = {topic for offsets in keys for topic, _ in offsets}
         return self.loaded
 
     def _add_record(self, header: BatchHeader, record: Record) -> None:
@@ -171,7 +167,7 @@ class OffsetsLoader:
 
     def _add_offset(self, header: BatchHeader, record: Record, key: OffsetKey) -> None:
         if record.value is None:
-            self._forget_offset(key)
+            self._forget_offset(key, record.offset)
             return
         value = decode_offset_value(record.value)
         if value is None:
@@ -205,10 +201,11 @@ class OffsetsLoader:
         self._record_offsets[key] = record_offset
         self.loaded.offsets.setdefault(key.group_id, {})[key.topic, key.partition] = value
 
-    def _forget_offset(self, key: OffsetKey) -> None:
-        self._record_offsets.pop(key, None)
-        for pending in self._pending.values():
-            pending.pop(key, None)
+    def _forget_offset(self, key: OffsetKey, record_offset: int) -> None:
+        if self._pending:  # an open transaction may have committed an offset before
+            self._record_offsets[key] = record_offset
+        else:
+            self._record_offsets.pop(key, None)
         offsets = self.loaded.offsets.get(key.group_id)
         if offsets is not None:
             offsets.pop((key.topic, key.partition), None)

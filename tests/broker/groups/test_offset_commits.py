@@ -189,9 +189,12 @@ def test_the_size_of_offsets_is_that_of_all_in_memory(seed: int) -> None:
             case 3:
                 append = offsets.add_transactional(producer_id, some)
                 if draw.random() < 0.2:
-                    offsets.remove_transactional(producer_id, append)
+                    offsets.remove_transactional(producer_id, append, some)
             case 4:
-                offsets.end_transaction(producer_id, commit=draw.random() < 0.5)
+                for _ in offsets.end_transaction(
+                    producer_id, commit=draw.random() < 0.5, at_once=2
+                ):
+                    pass
             case 5:
                 offsets.forget(offsets.begin({}), [*some, *some])
         present = list(offsets.acknowledged.values())

@@ -14,6 +14,7 @@ from broker.groups.classic.model import (
 )
 from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.internal_topic import KeyedLog, PartitionState
+from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from tests.support.broker.groups.group_machine import SESSION_MS, join_request
 from tests.support.broker.groups.group_world import KEY, World
@@ -116,6 +117,27 @@ async def test_the_groups_of_a_loaded_partition_are_taken_in_turns(
         rounds += 1
     assert rounds >= 20
     assert world.offsets("g1") == {KEY: 5}
+
+
+async def test_the_offsets_of_open_transactions_of_a_group_are_loaded_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, request = World(), CommitRequested(0, "", None, -1)
+    for number in range(20):
+        assert not await world.coordinator.offsets.commit_in_transaction(
+            "g", request, {KEY: committed_offset(number)}, Producer(number, 0)
+        )
+    loaded = world.log.load(0)
+    world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+    clock = count()
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each offset
+    loading = asyncio.create_task(world.coordinator.loading.activate(0, loaded))
+    rounds = 0
+    while not loading.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    assert rounds >= 20
+    assert world.coordinator.offsets.is_unstable("g", KEY)
 
 
 async def test_a_partition_that_fails_while_it_is_loaded_is_not_served(

@@ -1,13 +1,15 @@
 """Offsets that are committed in a transaction: when they count, also after a restart."""
 
+import asyncio
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
 from broker.groups import offset_commits
 from broker.groups.classic.model import CommitRequested
 from broker.groups.offset_commits import GROUPS_PER_TRANSACTION_MAX
-from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.committed_offsets import OFFSET_BYTES, CommittedOffsets
 from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
@@ -41,6 +43,22 @@ class Transactions:
     @property
     def is_unstable(self) -> bool:
         return self.world.coordinator.offsets.is_unstable("g", KEY)
+
+
+def ended(offsets: CommittedOffsets, producer_id: int, at_once: int = 1_000) -> int:
+    """Commit a transaction; return how many of its offsets took effect."""
+    slices = offsets.end_transaction(producer_id, commit=True, at_once=at_once)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as stop:
+            return int(stop.value)
+
+
+async def all_ended() -> None:
+    """Wait for transactions that end in turns."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_name() == "end transaction"]
+    await asyncio.gather(*tasks)
 
 
 @pytest.fixture
@@ -160,7 +178,10 @@ def test_a_tombstone_drops_the_offsets_before_it_and_no_later_one() -> None:
     tombstone = offsets.begin({})
     offsets.add_transactional(2, {KEY: committed_offset(6)})
     offsets.forget(tombstone, [KEY])
-    assert offsets.transactional.keys() == {2}
+    assert offsets.is_unstable(KEY)
+    assert ended(offsets, 1) == 0
+    assert ended(offsets, 2) == 1
+    assert offsets.acknowledged[KEY] == committed_offset(6)
 
 
 async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: World) -> None:
@@ -176,7 +197,8 @@ async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: Wo
     assert await commit("g0", FIRST) is ErrorCode.NONE
     assert await commit("one too many", SECOND) is ErrorCode.NONE
     world.coordinator.offsets.end_transaction(0, FIRST.producer_id, commit=True)
-    assert world.offsets("g7") == {KEY: 5}
+    await all_ended()
+    assert {world.offsets(group_id)[KEY] for group_id in group_ids} == {5}
     assert await commit("other", FIRST) is ErrorCode.NONE
     assert world.offsets("one too many") == {}
 
@@ -198,7 +220,7 @@ def test_an_operation_takes_no_longer_if_a_group_has_many_open_transactions(
 ) -> None:
     offsets = CommittedOffsets()
     value = committed_offset(5, -1, "", 0)
-    for producer_id in range(5_000):
+    for producer_id in range(10_000):
         offsets.add_transactional(producer_id, {KEY: value})
     others = {("other", index): value for index in range(100)}
     meter = LoopMeter()
@@ -207,11 +229,91 @@ def test_an_operation_takes_no_longer_if_a_group_has_many_open_transactions(
         append = offsets.begin(others)
         offsets.end(append, others, is_appended=True)
         offsets.add_transactional(0, others)
-        assert offsets.end_transaction(0, commit=True) == 101
-        assert offsets.unstable() == {KEY}
-    assert 0 < meter.lines < 5_000
-    append = offsets.begin({KEY: value})
-    offsets.end(append, {KEY: value}, is_appended=True)
-    assert not offsets.is_unstable(KEY)
-    assert not offsets.transactional
-    assert not offsets._producers
+        assert ended(offsets, 0) == 101
+        assert offsets.is_unstable(KEY)
+        append = offsets.begin({KEY: value})
+        offsets.end(append, {KEY: value}, is_appended=True)
+        assert not offsets.is_unstable(KEY)
+        assert ended(offsets, 1) == 0
+    assert 0 < meter.lines < 10_000
+
+
+def test_the_offsets_of_a_transaction_are_in_memory_until_its_end() -> None:
+    offsets = CommittedOffsets()
+    offsets.add_transactional(1, {KEY: committed_offset(5)})
+    append = offsets.begin({KEY: committed_offset(6)})
+    offsets.end(append, {KEY: committed_offset(6)}, is_appended=True)
+    offsets.forget(offsets.begin({}), [KEY])
+    assert not offsets
+    assert offsets.size_bytes == OFFSET_BYTES
+    assert ended(offsets, 1) == 0
+    assert offsets == CommittedOffsets(_appends=3)
+
+
+async def test_many_offsets_of_a_transaction_end_in_turns_and_are_unstable_until_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_commits, "ENDED_AT_ONCE", 10)
+    commits, keys = world.coordinator.offsets, [("orders", index) for index in range(95)]
+    request = CommitRequested(0, "", None, -1)
+
+    async def commit(producer: Producer, offset: int) -> None:
+        offsets = dict.fromkeys(keys, committed_offset(offset))
+        for group_id in ("g", "h"):
+            answer = await commits.commit_in_transaction(group_id, request, offsets, producer)
+            assert answer is ErrorCode.NONE
+
+    def settled() -> int:
+        rows = [commits.fetch_stable(group_id, key) for group_id in ("g", "h") for key in keys]
+        assert {row for row in rows if row[1] is None} <= {(ErrorCode.UNSTABLE_OFFSET_COMMIT, None)}
+        return sum(value is not None for _, value in rows)
+
+    await commit(FIRST, 5)
+    commits.end_transaction(0, FIRST.producer_id, commit=True)
+    counts = [settled()]
+    while counts[-1] < 2 * len(keys):
+        await asyncio.sleep(0)
+        counts.append(settled())
+    assert max(after - before for before, after in pairwise([0, *counts])) == 10
+
+    # The producer has begun another transaction, and a plain commit follows both.
+    await commit(FIRST, 6)
+    commits.end_transaction(0, FIRST.producer_id, commit=True)
+    await commit(FIRST, 7)
+    plain = {key: committed_offset(8) for key in keys[:5]}
+    assert await commits.commit("g", request, plain) is ErrorCode.NONE
+    await all_ended()
+    assert settled() == 5
+    commits.end_transaction(0, FIRST.producer_id, commit=False)
+    await all_ended()
+    assert settled() == 2 * len(keys)
+    assert set(world.offsets("g").values()) == {6, 8}
+    assert set(world.offsets("h").values()) == {6}
+
+
+async def test_of_two_open_transactions_the_later_offset_in_the_log_wins_after_a_restart(
+    world: World,
+) -> None:
+    transactions = Transactions(world)
+    other = {("orders", 7): committed_offset(1)}
+    commit = world.coordinator.offsets.commit_in_transaction
+    await commit("g", NOT_A_MEMBER, other, SECOND)  # its first offset is older
+    await transactions.commit(5, FIRST)
+    await transactions.commit(6, SECOND)
+    world.restart()
+    transactions.end(SECOND)
+    transactions.end(FIRST)
+    assert world.offsets()[KEY] == 6
+
+
+async def test_a_commit_after_a_restart_wins_over_the_open_transactions_before_it(
+    world: World,
+) -> None:
+    transactions = Transactions(world)
+    for offset in range(5):
+        await transactions.commit(offset, Producer(offset, 0))
+    world.restart()
+    await world.commit(9)
+    for offset in range(5):
+        transactions.end(Producer(offset, 0))
+    assert world.offsets() == {KEY: 9}

@@ -227,6 +227,23 @@ def test_a_tombstone_between_a_transactions_offset_and_its_marker_wins() -> None
     assert log.load().offsets == {}
 
 
+def test_a_tombstone_takes_no_longer_if_there_are_many_open_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, loader = Log(), OffsetsLoader()
+    for producer_id in range(1_000):
+        log.add(commit("g", "t", 0, 2), producer_id=producer_id)
+    log.add(tombstone("g", "t", 0))
+    *commits, (_, _, deletion) = log.batches
+    for offset, _, data in commits:
+        add_batches(loader, data, offset)
+    meter = LoopMeter()
+    with meter.measuring(monkeypatch):
+        add_batches(loader, deletion, len(commits))
+    assert 0 < meter.lines < 1_000
+    assert loader.finish().transactional == {}
+
+
 def test_what_is_not_understood_is_skipped_and_counted() -> None:
     log = Log()
     log.add((b"\x00\x63rest", b"a newer kind of group"))
