@@ -12,7 +12,8 @@ from storage.model import TopicPartition
 
 # A resource is used up, by us or by another program. The disk works.
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
-_OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+# Without memory for its buffers, the system refuses a write (ENOMEM).
+_OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.ENOMEM))
 # One folder or file has a fault. The device works.
 _OF_ONE_FOLDER: Final = frozenset(
     (
@@ -208,7 +209,7 @@ class PartitionFolderError(LogDirectoryError):
 
 
 class NoRoomError(StorageError, OSError):
-    """There was no space or no file descriptor. Nothing was changed, and the request is refused.
+    """There was no space, memory or file descriptor. Nothing was changed; the request is refused.
 
     The directory stays online, so that compaction and retention can make room. This is an OSError
     as well: code that does not handle it takes the directory offline.
@@ -224,7 +225,7 @@ def is_folder_error(error: OSError) -> bool:
 
 
 def is_scarcity(error: OSError) -> bool:
-    """Return whether space or descriptors ran out. Do not use it for a failed sync."""
+    """Return whether space, memory or descriptors ran out. Do not use it for a failed sync."""
     return error.errno in _OUT_OF_DESCRIPTORS or error.errno in _OUT_OF_ROOM
 
 

@@ -346,7 +346,7 @@ def test_an_idle_producer_is_forgotten(env: MemoryEnv) -> None:
 # --- failing writes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EIO])
 @pytest.mark.parametrize("kind", [LOG, INDEX, TIME_INDEX])
 def test_a_failed_write_leaves_the_log_as_it_was(env: MemoryEnv, error: int, kind: str) -> None:
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
