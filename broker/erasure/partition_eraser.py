@@ -56,6 +56,7 @@ from storage.env import Env
 from storage.errors import StorageError
 from storage.format import filenames
 from storage.format.batch import Record, build_batch, read_header
+from storage.log.log import LOG_APPEND_TIME_TYPE
 from storage.model import TopicPartition
 from storage.view.manifest import VIEW_FOLDER
 
@@ -306,7 +307,10 @@ class PartitionEraser:
     ) -> int:
         """Append a tombstone that supersedes every value found, durably; return its offset."""
         now_ms, config = self._env.wall_ms(), served.log.config
-        return await self.append(served, _tombstone(key, config, result, now_ms), now_ms)
+        record = _tombstone(key, config, result, now_ms)
+        if config.message_timestamp_type == LOG_APPEND_TIME_TYPE:
+            now_ms = record.timestamp  # the log gives it this time; the clock may be set back
+        return await self.append(served, record, now_ms)
 
     @staticmethod
     async def append(served: Partition, record: Record, now_ms: int) -> int:

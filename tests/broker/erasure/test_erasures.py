@@ -700,6 +700,28 @@ async def test_the_tombstone_ranks_above_every_value_in_a_view(strategy: str) ->
         assert b"secret" not in bytes_on_disk(env)
 
 
+async def test_the_tombstone_ranks_above_values_from_before_the_clock_was_set_back() -> None:
+    """With LogAppendTime, the log gives it the time of its append."""
+    env, before_ms = MemoryEnv(seed=5), 1_900_000_000_000
+    keys = {
+        "varve.view": "compacted",
+        "varve.view.strategy": "timestamp",
+        "message.timestamp.type": "LogAppendTime",
+    }
+    async with broker_of(env, keys) as broker:
+        log = partition_of(broker).log
+        batch = build_batch([Record(0, 1, ADA.encode(), b"secret-1", ())])
+        log.append(batch, read_header(batch), now_ms=before_ms)
+        assert env.wall_ms() < before_ms
+        await broker.view_scheduler.compact(ORDERS)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], is_left_to_others)
+        await broker.view_scheduler.tidy()
+        await completed(broker, erasure["id"])
+        assert log.log_end_offset == 2
+        assert b"secret" not in bytes_on_disk(env)
+
+
 @pytest.mark.parametrize("strategy", ["timestamp", "header"])
 async def test_a_second_tombstone_ranks_above_a_value_that_was_written_before_the_first(
     strategy: str, monkeypatch: pytest.MonkeyPatch
