@@ -3,6 +3,9 @@
 Rules
 - The state may be lost or wrong: that costs work, never data. It includes an operator's pause,
   which is as durable as the file.
+- The first dirty offset is stored here, too, because the cleaner checkpoint has no checksum. A
+  start uses the lower one: a tombstone in a dirty section that counts as clean would expire before
+  the older values of its key are removed.
 - The state applies only to the log of its topic id and generation. Another topic id invalidates all
   of it; another generation invalidates the facts about the content. A fact about a segment applies
   to a segment with the same base offset and size.
@@ -72,6 +75,7 @@ class PartitionCleanerState:
     # Of the last records below `digest_end`, from a verified clean or a check; 0: there are none.
     digest_end: int = 0
     digests: tuple[RangeDigest, ...] = ()
+    first_dirty_offset: int | None = None  # as in the cleaner checkpoint; None: unknown
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -121,6 +125,7 @@ class PartitionCleanerState:
             "live_records": [[*key, records] for key, records in self.live_records.items()],
             "digest_end": self.digest_end,
             "digests": [list(digest) for digest in self.digests],
+            "first_dirty_offset": self.first_dirty_offset,
         }
 
     @classmethod
@@ -153,6 +158,7 @@ class PartitionCleanerState:
                 RangeDigest(int(first), int(end), int(records), str(digest))
                 for first, end, records, digest in fields.get("digests", ())
             ),
+            first_dirty_offset=_optional(fields.get("first_dirty_offset")),
         )
 
 

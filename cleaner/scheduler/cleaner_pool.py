@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from cleaner import states
-from cleaner.host import CleanerHost, NotServedError
+from cleaner.host import CleanerHost, LogFacts, NotServedError
 from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
@@ -168,12 +168,27 @@ class CleanerPool:
         facts = list(self._host.facts())
         records = await self.state_store.load(sorted(self._host.data_directories()))
         for log_facts in facts:
-            self.state_store.state_of(log_facts, self._env.wall_ms())
+            cleaner_state = self.state_store.state_of(log_facts, self._env.wall_ms())
+            self._compare_checkpoint(log_facts, cleaner_state)
         self.state_store.keep_only(
             frozenset(log_facts.partition for log_facts in facts), self._host.exists
         )
         self._apply_saved_pauses()
         self.history.load(records)
+
+    def _compare_checkpoint(self, facts: LogFacts, cleaner_state: PartitionCleanerState) -> None:
+        """Lower a checkpoint that is above the first dirty offset of the state."""
+        saved, known = facts.checkpoint_offset, cleaner_state.first_dirty_offset
+        if saved is None or known is None or saved <= known:
+            return
+        logger.warning(
+            "cleaner checkpoint lowered",
+            partition=str(facts.partition),
+            offset=known,
+            was=saved,
+            reason="it does not match the cleaner state: another broker wrote it, or it is damaged",
+        )
+        self.scanner.save_checkpoint(facts.partition, facts.generation, known)
 
     async def stop(self) -> None:
         """Release all partitions and end the workers, within the limits."""

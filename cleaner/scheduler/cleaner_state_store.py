@@ -83,6 +83,13 @@ class CleanerStateStore:
             self._writer_of(before).changed()
         self._writer_of(facts.data_directory).changed(at_once=at_once)
 
+    def note_checkpoint(self, partition: TopicPartition, offset: int) -> None:
+        """Store the first dirty offset as well, if there is a state of the partition."""
+        cleaner_state = self._entries.get(partition)
+        if cleaner_state is not None and cleaner_state.first_dirty_offset != offset:
+            self._entries[partition] = replace(cleaner_state, first_dirty_offset=offset)
+            self._writer_of(self._directories[partition]).changed()
+
     async def void_digests(self, partition: TopicPartition) -> None:
         """Drop the digests of a partition, on the disk as well if it has room.
 

@@ -269,6 +269,7 @@ class PartitionScanner:
             # Only work is lost: the same section will be cleaned again.
             logger.warning("checkpoint not saved", partition=str(partition), reason=str(error))
             return
+        self._state_store.note_checkpoint(partition, offset)
         self.requests.cleaned_below(partition, offset)
         self._notify_waiters(partition, offset)
 

@@ -121,6 +121,27 @@ def test_a_checkpoint_outside_the_log_is_corrected_without_a_clean() -> None:
     run_scenario(scenario)
 
 
+def test_a_checkpoint_that_rose_while_the_broker_was_stopped_is_not_believed() -> None:
+    """Tombstones in what it calls clean would expire before their keys' older values are gone."""
+
+    async def clean(b: PoolHarness) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.done()
+        await until(lambda: b.host.done)
+        assert b.host.checkpoints == [(T0, 40)]
+
+    before = run_scenario(clean)
+    before.change(segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
+    before.change(checkpoint_offset=120)  # one flipped bit of a file without a checksum
+
+    async def again(b: PoolHarness) -> None:
+        job = await until_job(b)
+        assert (job.first_dirty_offset, job.end_offset) == (40, 120)
+
+    run_scenario(again, before=before)
+
+
 def test_new_data_is_scanned_after_a_wake_up_and_after_the_backoff() -> None:
     async def scenario(b: PoolHarness) -> None:
         await asyncio.sleep(30.5)
