@@ -13,7 +13,8 @@ Rules
 - Treat messages of formats 0 and 1 as damaged, and never truncate them.
 - A segment that overlaps the following one is not damaged: a swap whose journal was lost leaves
   this state. If the following segments contain all overlapping records, truncate its end, whatever
-  the recovery point; otherwise refuse the log. Never change the later segments.
+  the recovery point; otherwise refuse the log. Never change the later segments. If all of these are
+  empty, remove them: the log went on in the old segment after a roll that failed.
 - Ignore a log start offset beyond the log end: its file has no checksum, and the broker flushes the
   log before it writes one. A checkpoint is never a reason to remove a segment.
 - Removals are durable before anything can be appended.
@@ -438,7 +439,7 @@ def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) ->
 
 
 def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segment]) -> bool:
-    """Verify one segment and rebuild its indexes; return True if it was truncated."""
+    """Verify one segment and rebuild its indexes; return True if it is the last one then."""
     following = later[0].base_offset if later else None
     entries: list[TxnIndexEntry] = []
     loading.counts.segments_verified += 1
@@ -457,7 +458,11 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
                     entries.append(entry)
                 position = batch.end_position
         except _OverlapError as overlap:
-            position = _undo_overlap(loading, segment, overlap.batch, later)
+            if _follow_empty(overlap.batch, later, loading):
+                loading.note(f"{segment.path} goes on: the segments behind it are empty")
+                position, following, was_cut = overlap.batch.position, None, True
+            else:
+                position = _undo_overlap(loading, segment, overlap.batch, later)
         except _ContradictedError as error:
             position = segment.note_damage(error.position, error.reason).end_position
         except CorruptBatchError as error:
@@ -530,6 +535,16 @@ class _ContradictedError(Exception):
         super().__init__()
         self.position = position
         self.reason = reason
+
+
+def _follow_empty(batch: ScannedBatch, later: Sequence[Segment], loading: _Loading) -> bool:
+    """Return whether the log goes on with a batch, in front of empty segments at its offset.
+
+    A roll that failed has removed such a segment, and the log went on in the old one. If the power
+    fails before the removal is durable, the empty segment is back.
+    """
+    goes_on = batch.header.base_offset == loading.next_offset == later[0].base_offset
+    return goes_on and not any(segment.size_bytes for segment in later)
 
 
 def _undo_overlap(

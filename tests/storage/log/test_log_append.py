@@ -385,6 +385,25 @@ def test_a_failed_write_does_not_come_back_in_front_of_the_next_segment() -> Non
         assert offsets_in(open_log(env.crash()))[:3] == [0, 1, 2], env
 
 
+def test_a_segment_that_a_failed_roll_made_refuses_no_record_if_it_comes_back() -> None:
+    for seed in range(20):
+        env = MemoryEnv(seed)
+        log = open_log(env)
+        fill(log, 3)
+        log.flush()
+        fault = env.fail_on(
+            lambda op, path: op == "pwrite" and path.endswith(SNAPSHOT), errno.ENOSPC
+        )
+        with pytest.raises(NoRoomError):
+            log.roll(NOW_MS)
+        fault.remove()
+        append(log, b"next")
+        log.flush()
+        after = open_log(env.crash(), recovery_point=log.recovery_point)
+        assert offsets_in(after) == [0, 1, 2, 3], env
+        assert append(after, b"x").first_offset == 4
+
+
 def test_a_failed_write_forgets_no_producer_and_learns_none(env: MemoryEnv) -> None:
     log = open_log(env)
     send(log, 0)
