@@ -33,7 +33,7 @@ help:
 	@echo 'make sim-schedule  the simulation of the order of cleans (SEEDS=0:100)'
 	@echo 'make budgets  what the most expensive request of every API and version costs'
 	@echo 'make lint   ruff, mypy, import-linter'
-	@echo 'make docs   write docs/reference/configuration.md and the dashboards for Grafana anew'
+	@echo 'make docs   write docs/reference/configuration.md and the dashboards for Grafana'
 	@echo 'make site   the documentation as a web site in build/site; a broken link fails'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
 	@echo 'make clean  remove .venv and caches; data/ stays'

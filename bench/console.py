@@ -242,7 +242,7 @@ def strata(browser: Browser, directory: Path, rounds: int) -> Iterator[Row]:
             longest = max(run[1] for run in runs)
             script = statistics.median(run[2] for run in runs)
             figure = f"{rate:.0f}/s, longest {longest:.0f} ms, script {script:.1f} ms"
-            yield Row(f"strata: frames, {what}", figure, "60/s")
+            yield Row(f"picture: frames, {what}", figure, "60/s")
         page.context.close()
 
 

@@ -104,7 +104,7 @@ def _static_keys() -> Iterator[BrokerKey]:
          "Whether everyone may use a resource that has no ACL."),
         ("log.cleaner.enable", boolean, lambda s: _java(s.cleaner.enabled), "Run the cleaner."),
         ("log.cleaner.io.buffer.load.factor", ValueKind.DOUBLE, lambda _: "0.9",
-         "How full the key map gets before a clean stops reading keys; fixed."),
+         "How full the key map of a clean may get; fixed."),
         ("log.retention.hours", integer, lambda s: _in_units(s, "retention.ms", 3_600_000),
          "retention.ms of the settings file in hours; log.retention.ms is the exact value."),
         ("log.retention.minutes", integer, lambda _: None,

@@ -109,7 +109,7 @@ class CleanerMetrics:
              "Number of workers that died and are not replaced yet",
              max(0, missing)),
             ("kafka_log_logcleanermanager_max_dirty_percent",
-             "Largest dirty ratio in percent, without partitions in work, paused or quarantined",
+             "Largest dirty ratio of idle partitions, in percent",
              100 * stats.dirty_ratio_max),
             ("varve_cleaner_last_scan_age_seconds",
              "Seconds since the last scan of all partitions", since),

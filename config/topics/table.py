@@ -92,7 +92,8 @@ def _compaction_keys() -> Iterator[TopicKey]:
         ValueKind.DOUBLE,
         "0.5",
         "The cleaner cleans a partition when more than this share of its bytes was written since "
-        "the last clean.",
+        "the last clean. The strategy `generational` cleans earlier, because the garbage that it "
+        "leaves takes a part of this share.",
         minimum=0,
         maximum=1,
     )

@@ -425,7 +425,7 @@ def _pairs(
 @click.option(
     "--resume",
     is_flag=True,
-    help="Continue a load: write only rows whose keys are not in the topic.",
+    help="Continue a load: write only rows whose keys have no record since it began.",
 )
 @click.option("--since", metavar="JSON|@FILE",
               help='With --resume: offsets when the load began, {"0": 12}; default 0.')  # fmt: skip
