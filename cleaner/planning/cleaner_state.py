@@ -34,7 +34,7 @@ from cleaner.job import (
     RangeDigest,
 )
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
-from cleaner.planning.survival import observed, updated
+from cleaner.planning.survivorship import observed, updated
 from storage.model import SegmentFacts
 
 # A marker whose horizon has passed cannot be removed while its transaction has a batch. Wait this

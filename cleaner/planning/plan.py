@@ -21,7 +21,7 @@ from cleaner.planning.dirty_section import (
     newest_ms,
 )
 from cleaner.planning.findings import ClockReading, Finding, NextAttempt, Reason, Value
-from cleaner.planning.survival import gain_per_byte, garbage_bytes
+from cleaner.planning.survivorship import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig

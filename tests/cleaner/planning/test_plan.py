@@ -30,7 +30,7 @@ from cleaner.planning.plan import (
     unread_ratio,
 )
 from cleaner.planning.scheduling_order import start_key
-from cleaner.planning.survival import observed, updated
+from cleaner.planning.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from config.topics.table import CLEANER_STRATEGIES
