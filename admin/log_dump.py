@@ -205,8 +205,8 @@ def _line(row: Row) -> str:
     if "size_bytes" in row:
         return _batch_line(row)
     if "key" in row or "key_base64" in row:
-        what = row.get("control") or f"{text_of(row, 'key')}\t{text_of(row, 'value')}"
-        return f"  {row['offset']}\t{_time(row['timestamp_ms'])}\t{what}"
+        content = row.get("control") or f"{text_of(row, 'key')}\t{text_of(row, 'value')}"
+        return f"  {row['offset']}\t{_time(row['timestamp_ms'])}\t{content}"
     return "  ".join(
         f"{name.removesuffix('_ms')}={_time(value) if name.endswith('_ms') else value}"
         for name, value in row.items()

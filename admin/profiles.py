@@ -47,8 +47,8 @@ def use_profile(_context: click.Context, _parameter: click.Parameter, name: str 
         return
     profiles = read_profiles(profiles_file())
     if name not in profiles:
-        known = ", ".join(sorted(profiles)) or "none"
-        raise click.BadParameter(f"no profile {name} in {profiles_file()}; it has: {known}")
+        names = ", ".join(sorted(profiles)) or "none"
+        raise click.BadParameter(f"no profile {name} in {profiles_file()}; it has: {names}")
     for setting, variable in VARIABLES.items():
         value = profiles[name].get(setting)
         if value is None:
@@ -88,8 +88,8 @@ def _profile(path: Path, name: str, value: Any) -> dict[str, str]:
     profile = {}
     for setting, text in value.items():
         if setting not in VARIABLES:
-            known = ", ".join(VARIABLES)
-            fail(f"{path}: {name}: unknown setting {setting}; there are {known}", exit_codes.USAGE)
+            names = ", ".join(VARIABLES)
+            fail(f"{path}: {name}: unknown setting {setting}; there are {names}", exit_codes.USAGE)
         if not isinstance(text, str) or not text or "\0" in text:
             fail(f"{path}: {name}: {setting} has to be text", exit_codes.USAGE)
         is_file = setting in _FILE_SETTINGS

@@ -4,8 +4,8 @@ The demo produces a million updates of fifty thousand keys with a real client, s
 while the cleaner works, reads everything back and compares the value of each key. It uses a running
 broker, or starts one in a temporary directory.
 
-`min.compaction.lag.ms` keeps the cleaner away until all updates are produced, so that the size
-before cleaning is the size of all updates.
+`min.compaction.lag.ms` prevents cleaning until all updates are produced, so that the size before
+cleaning is the size of all updates.
 """
 
 import os
@@ -63,7 +63,7 @@ TOPIC_CONFIG = {
     "min.cleanable.dirty.ratio": "0.2",
     "min.compaction.lag.ms": "3600000",  # until CLEANING_CONFIG replaces it
 }
-NEEDS = f"""\
+PERMISSIONS_HINT = f"""\
 The demo needs these permissions; --command-config passes the name and password of a user:
   varve acls add User:NAME describe cluster
   varve acls add User:NAME create write read alter-configs delete topic:{TOPIC_PREFIX} --prefix"""
@@ -116,7 +116,7 @@ def run(
         return exit_codes.UNREACHABLE if is_unreachable else exit_codes.FAILED
     _print_outcome(console, outcome)
     if cluster is not None and keep:
-        _print_stays(console, cluster, outcome.topic)
+        _print_kept_topic(console, cluster, outcome.topic)
     return exit_codes.DONE
 
 
@@ -127,15 +127,15 @@ def _print_failure(error: Exception) -> None:
     console.print(f"varve: {text}", markup=False, soft_wrap=True)
     name = refusal.name() if isinstance(refusal, KafkaError) else getattr(error, "name", "")
     if name.endswith("AUTHORIZATION_FAILED"):
-        console.print(NEEDS, markup=False, soft_wrap=True)
+        console.print(PERMISSIONS_HINT, markup=False, soft_wrap=True)
 
 
-def _print_stays(console: Console, cluster: Cluster, topic: str) -> None:
+def _print_kept_topic(console: Console, cluster: Cluster, topic: str) -> None:
     command = _deletion(cluster, [topic])
     console.print(f"The topic stays. To delete it: {command}", soft_wrap=True)
 
 
-def _print_others(console: Console, cluster: Cluster, admin: AdminClient) -> None:
+def _print_other_demos(console: Console, cluster: Cluster, admin: AdminClient) -> None:
     topics = admin.list_topics(timeout=ANSWER_SECONDS).topics
     others = sorted(name for name in topics if name.startswith(TOPIC_PREFIX))
     if others:
@@ -156,7 +156,7 @@ def _session(
     with _connect(cluster) as sizes:
         topic = f"{TOPIC_PREFIX}{os.getpid()}-{int(time.time())}"
         admin = AdminClient({**connection_settings(cluster), "log_level": 0})
-        _print_others(console, cluster, admin)
+        _print_other_demos(console, cluster, admin)
         new = NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)
         admin.create_topics([new])[topic].result(ANSWER_SECONDS)
         console.print(
@@ -180,13 +180,13 @@ def _session(
                 records_read = _verify(cluster, topic, last, progress)
         except BaseException:  # such as Ctrl-C
             if keep:
-                with _printing(console, f"{topic} may not be cleaned for an hour"):
+                with _failure_printed(console, f"{topic} may not be cleaned for an hour"):
                     _allow_cleaning(admin, topic)
-                _print_stays(console, cluster, topic)
+                _print_kept_topic(console, cluster, topic)
             raise
         finally:
             if not keep:
-                with _printing(console, f"topic {topic} was not deleted"):
+                with _failure_printed(console, f"topic {topic} was not deleted"):
                     admin.delete_topics([topic])[topic].result(ANSWER_SECONDS)
     return Outcome(topic, before, after, updates, records_read, keys, seconds)
 
@@ -234,7 +234,7 @@ def _allow_cleaning(admin: AdminClient, topic: str) -> None:
 
 
 @contextmanager
-def _printing(console: Console, consequence: str) -> Iterator[None]:
+def _failure_printed(console: Console, consequence: str) -> Iterator[None]:
     """Print a failure of the broker instead of raising it over an earlier one."""
     try:
         yield
@@ -282,7 +282,7 @@ def _produce(
     )
     last = [-1] * keys
     task = progress.add_task("produce", total=updates, note="")
-    started = scanned = time.monotonic()
+    started = measured_at = time.monotonic()
     for update in range(updates):
         key = update * STRIDE % keys
         while True:
@@ -296,8 +296,8 @@ def _produce(
             producer.poll(0)
             if rate is not None:  # not in poll(), which Ctrl-C can end with a SystemError
                 time.sleep(max(0.0, started + update / rate - time.monotonic()))
-            if time.monotonic() - scanned > 0.25:
-                scanned = time.monotonic()
+            if time.monotonic() - measured_at > 0.25:
+                measured_at = time.monotonic()
                 progress.update(task, completed=update, note=_log_size(sizes.size_of(topic)))
     unacknowledged = producer.flush(60)
     seconds = time.monotonic() - started
@@ -325,10 +325,10 @@ def _watch_shrink(
     `live` is the approximate size of the last updates of all keys: there the bar is full.
     """
     task = progress.add_task("compact", total=100, note="")
-    started = moved = time.monotonic()
+    started = changed_at = time.monotonic()
     smallest = size = sizes.size_of(topic)
     while smallest >= before or (
-        size > live * CLEAN_SIZE and time.monotonic() - moved < SETTLED_SECONDS
+        size > live * CLEAN_SIZE and time.monotonic() - changed_at < SETTLED_SECONDS
     ):
         if time.monotonic() - started > SHRINK_SECONDS:
             raise DemoError(
@@ -340,14 +340,14 @@ def _watch_shrink(
         time.sleep(0.1)
         size = sizes.size_of(topic)
         if size != smallest:
-            smallest, moved = size, time.monotonic()
+            smallest, changed_at = size, time.monotonic()
         done = 100 * (before - size) / max(1, before - live)
         waits = ""
         if size >= before:
             waits = ", waits for the cleaner"
             if time.monotonic() - started > SETTLED_SECONDS:
                 waits += ", whose first start compiles native code"
-        elif time.monotonic() - moved > STILL_SECONDS:
+        elif time.monotonic() - changed_at > STILL_SECONDS:
             waits = ", waits for the last segment to close"
         progress.update(task, completed=min(max(done, 0), 99), note=f"{_log_size(size)}{waits}")
     removed = 100 * (1 - size / before)
@@ -369,12 +369,12 @@ def _verify(cluster: Cluster, topic: str, last: list[int], progress: Progress) -
     _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
     consumer.assign([TopicPartition(topic, 0, 0)])
     seen: dict[str, bytes] = {}
-    records, on_progress = 0, time.monotonic()
+    records, progress_at = 0, time.monotonic()
     while consumer.position([TopicPartition(topic, 0)])[0].offset < end:
         messages = consumer.consume(10_000, timeout=1.0)
         if messages:
-            on_progress = time.monotonic()
-        elif time.monotonic() - on_progress > IDLE_SECONDS:
+            progress_at = time.monotonic()
+        elif time.monotonic() - progress_at > IDLE_SECONDS:
             raise DemoError(
                 f"no record arrived for {IDLE_SECONDS:.0f} s after the first {records:,}"
             )

@@ -77,8 +77,8 @@ def load(path: str | None, overrides: Mapping[str, object] | None = None) -> Set
         return Settings.model_validate(values)
     except ValidationError as error:
         details = [*error.errors(), *_contradictions(values, error)]
-        found = [p for detail in details for p in _problems(detail, file, tree, overrides)]
-        problems = sorted(dict.fromkeys(found), key=_order)
+        problems = [p for detail in details for p in _problems(detail, file, tree, overrides)]
+        problems = sorted(dict.fromkeys(problems), key=_order)
         raise ConfigFileError(problems[:PROBLEMS_MAX]) from None
 
 
@@ -173,16 +173,18 @@ def _problems(
     context = detail.get("ctx", {})
     result = []
     for reason, inner_paths in context.get("problems") or [(_reason(detail), [()])]:
-        found = []
+        file_problems = []
         for inner in inner_paths:
             full = (*path, *inner)
             if full and full[0] in overrides:
                 flag = FLAGS.get(str(full[0]), str(full[0]))
-                found.append(SettingsProblem(COMMAND_LINE, 0, flag, reason))
+                file_problems.append(SettingsProblem(COMMAND_LINE, 0, flag, reason))
             else:
-                found.append(SettingsProblem(file, tree.line_of(full), _key(full), reason))
+                file_problems.append(SettingsProblem(file, tree.line_of(full), _key(full), reason))
         # Of two keys that contradict each other, one may be missing in the file.
-        result += [problem for problem in found if problem.line or problem.file != file] or found
+        result += [
+            problem for problem in file_problems if problem.line or problem.file != file
+        ] or file_problems
     return result
 
 

@@ -466,14 +466,14 @@ class Settings(_Model):
     def _agree(self, info: ValidationInfo) -> "Settings":
         """Check sections against each other, except those that `info.context` calls invalid."""
         invalid = frozenset(info.context or ())
-        found = [
+        problems = [
             problem
             for sections, check in _CHECKS.items()
             if invalid.isdisjoint(sections)
             for problem in check(self)
         ]
-        if found:
-            raise _error_of(found)
+        if problems:
+            raise _error_of(problems)
         return self
 
     def layers(self, topic: str) -> TopicLayers:

@@ -150,8 +150,8 @@ def decode_fetch_sliced(
         if rows % ELEMENTS_PER_SLICE == 0:
             yield
     forgotten: list[tuple[TopicRef, list[int]]] = []
-    for gone in body.forgotten_topics_data:
-        forgotten.append((gone.topic_id if by_id else gone.topic, gone.partitions))
+    for removed in body.forgotten_topics_data:
+        forgotten.append((removed.topic_id if by_id else removed.topic, removed.partitions))
         rows += 1
         if rows % ELEMENTS_PER_SLICE == 0:
             yield

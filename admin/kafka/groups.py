@@ -77,10 +77,10 @@ def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
 
     with librdkafka(bootstrap, needs=f"DESCRIBE on group:{group}") as settings:
         admin = AdminClient(settings)
-        found = _described(admin, group)
+        described = _described(admin, group)
         owners = {
             (owned.topic, owned.partition): member
-            for member in found.members
+            for member in described.members
             for owned in (member.assignment.topic_partitions if member.assignment else ())
         }
         committed = _committed(admin, group)
@@ -102,9 +102,9 @@ def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
         )
     answer = {
         "group": group,
-        "state": found.state.name,
-        "type": found.type.name,
-        "members": len(found.members),
+        "state": described.state.name,
+        "type": described.type.name,
+        "members": len(described.members),
         "partitions": rows,
     }
     show(answer, as_json, _describe_lines)
@@ -229,10 +229,10 @@ def _describe(admin: "AdminClient", group: str) -> Any:
 
 def _described(admin: "AdminClient", group: str) -> Any:
     """Return the ConsumerGroupDescription of a group. Ends the process if it does not exist."""
-    found = _describe(admin, group)
-    if found.state.name == "DEAD" and not _committed(admin, group):
+    described = _describe(admin, group)
+    if described.state.name == "DEAD" and not _committed(admin, group):
         fail(f"no such group: {group}; `varve groups list` shows all")
-    return found
+    return described
 
 
 def _committed(admin: "AdminClient", group: str) -> dict[tuple[str, int], int]:

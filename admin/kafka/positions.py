@@ -46,8 +46,10 @@ class TopicPosition:
             return ask(earliest)
         ends = ask(latest)
         if self.at_ms is not None:
-            found = ask(OffsetSpec.for_timestamp(self.at_ms))
-            return {number: ends[number] if found[number] < 0 else found[number] for number in ends}
+            offsets = ask(OffsetSpec.for_timestamp(self.at_ms))
+            return {
+                number: ends[number] if offsets[number] < 0 else offsets[number] for number in ends
+            }
         if self.offset is None:
             return ends
         starts = ask(earliest)

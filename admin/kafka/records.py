@@ -231,8 +231,8 @@ def consume(
         finally:
             client.close()
     if count == 0 and not follow:
-        what = "no record" if key is None else "no record with this key"
-        click.echo(printable(f"varve: {topic}: {what} was found"), err=True)
+        missing = "no record" if key is None else "no record with this key"
+        click.echo(printable(f"varve: {topic}: {missing} was found"), err=True)
 
 
 class _Outage:

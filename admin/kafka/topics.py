@@ -94,15 +94,15 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 
     with librdkafka(bootstrap) as settings:
         admin = AdminClient(settings)
-        found = admin.list_topics(timeout=REQUEST_SECONDS).topics
-        names = sorted(name for name in found if internal or name not in INTERNAL_TOPICS)
+        topics = admin.list_topics(timeout=REQUEST_SECONDS).topics
+        names = sorted(name for name in topics if internal or name not in INTERNAL_TOPICS)
         entries = _settings(admin, names)
         may_be_hidden = not names and hides_resources()
     sizes = _sizes(bootstrap)
     rows = [
         {
             "topic": name,
-            "partitions": len(found[name].partitions),
+            "partitions": len(topics[name].partitions),
             **_policy_json(entries[name]),
             "size_bytes": None if sizes is None else sum(sizes.get(name, {}).values()),
         }
@@ -467,12 +467,12 @@ def partition_numbers(
     """
     # All topics: a request for one topic may create it (auto.create.topics.enable).
     topics = admin.list_topics(timeout=REQUEST_SECONDS).topics
-    found = topics.get(topic)
-    if found is None:
+    described = topics.get(topic)
+    if described is None:
         hidden = ", or you may not describe it" if hides_resources() else ""
         near = difflib.get_close_matches(topic, topics, n=1)
         fail(f"there is no topic {topic}{hidden}; {f'did you mean {near[0]}?' if near else hint}")
-    count = len(found.partitions)
+    count = len(described.partitions)
     if partition is None:
         return range(count)
     if partition >= count:

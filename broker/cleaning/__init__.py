@@ -1,1 +1,1 @@
-"""The broker's side of the cleaner: its host, and the offload to Spark."""
+"""The broker's side of the cleaner: facts, publication, checks of logs, Spark jobs."""

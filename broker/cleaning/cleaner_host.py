@@ -3,7 +3,8 @@
 Publication checks that the job was planned for this log and that its sources still exist, executes
 the swap with a journal in a thread (it syncs), and then replaces the segments in memory. The pool
 prevents truncation, deletion and policy changes meanwhile. Retention may run and takes precedence:
-only the remaining sources are replaced.
+only the remaining sources are replaced. If the disk is full, a swap is refused before its journal
+is in place, and waits after that.
 """
 
 import asyncio

@@ -284,26 +284,26 @@ def differences_of(check: LogCheck) -> tuple[Difference, ...]:
 
 
 def _of_segment(segment: SegmentCheck) -> list[Difference]:
-    found = []
+    differences = []
     first, end = segment.base_offset, segment.next_base_offset
     if segment.damage is not None:
         path, position, reason = segment.damage
-        found.append(
+        differences.append(
             Difference("damage", first, end, f"{path} is damaged at byte {position}: {reason}")
         )
     if segment.index is IndexState.WRONG:
         text = "the rows of its key index differed from its records; the index was removed"
-        found.append(Difference("key index", first, end, text))
+        differences.append(Difference("key index", first, end, text))
     if segment.index is IndexState.DAMAGED:
         text = "a checksum of its key index did not match; the index was removed"
-        found.append(Difference("key index", first, end, text))
+        differences.append(Difference("key index", first, end, text))
     if segment.misplaced:
         text = (
             f"{segment.misplaced} entries of its offset index are wrong, so consumers may miss "
             "records. Stop the broker, delete the index and start it again"
         )
-        found.append(Difference("offset index", first, end, text))
-    return found
+        differences.append(Difference("offset index", first, end, text))
+    return differences
 
 
 def _uncleaned(check: LogCheck) -> list[Difference]:

@@ -121,7 +121,7 @@ class DamageWatch:
     ) -> list[dict[str, Any]]:
         """Return every damaged range of a log with the readers that it blocks.
 
-        Groups that the asker may not see are left out.
+        Groups that the requester may not see are left out.
         """
         now = self._env.monotonic()
         return [

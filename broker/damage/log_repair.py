@@ -134,10 +134,10 @@ class LogRepair:
 
         Raises StorageError, OSError.
         """
-        opened = partition.log
-        start = max(opened.log_start_offset, offset or 0)
-        end = opened.log_end_offset if end_offset is None else end_offset
-        end = min(end, opened.log_end_offset)
+        log = partition.log
+        start = max(log.log_start_offset, offset or 0)
+        end = log.log_end_offset if end_offset is None else end_offset
+        end = min(end, log.log_end_offset)
         verified_offsets = VerifiedOffsets(start, start, end)
         async with self._reading.slot(client):
             deadline = self._env.monotonic() + PART_SECONDS
@@ -147,60 +147,56 @@ class LogRepair:
                 and verified_offsets.size_bytes < PART_BYTES
                 and self._env.monotonic() < deadline
             ):
-                await self._step(opened, verified_offsets, is_border=is_border)
+                await self._step(log, verified_offsets, is_border=is_border)
                 is_border = True
         return verified_offsets
 
-    async def _step(
-        self, opened: Log, verified_offsets: VerifiedOffsets, *, is_border: bool
-    ) -> None:
+    async def _step(self, log: Log, verified_offsets: VerifiedOffsets, *, is_border: bool) -> None:
         """Pass over a known damaged range, or verify some bytes."""
-        step = opened.damage.verify_step(verified_offsets.next_offset, is_border=is_border)
+        step = log.damage.verify_step(verified_offsets.next_offset, is_border=is_border)
         if step.damage is not None:
             verified_offsets.damage.append(step.damage)
             verified_offsets.next_offset = step.damage.next_offset
             return
-        part = await self._threads.run(opened.directory, partial(step.run, STEP_BYTES))
+        part = await self._threads.run(log.directory, partial(step.run, STEP_BYTES))
         verified_offsets.size_bytes += part.end_position - part.position
         verified_offsets.batches += part.batches
         verified_offsets.records += part.records
-        reached = part.next_offset
+        next_offset = part.next_offset
         if part.damage:
-            damage = opened.damage.note_finding(step.segment, part.end_position, part.damage)
+            damage = log.damage.note_finding(step.segment, part.end_position, part.damage)
             if damage is not None:
-                logger.error(
-                    "damage found", partition=str(opened.partition), **damage_fields(damage)
-                )
+                logger.error("damage found", partition=str(log.partition), **damage_fields(damage))
         elif part.end_position >= step.segment.size_bytes:
-            reached = step.offsets.stop
+            next_offset = step.offsets.stop
         # If nothing was read, the segment has been replaced; the next step reads the new one.
-        verified_offsets.next_offset = max(verified_offsets.next_offset, reached)
+        verified_offsets.next_offset = max(verified_offsets.next_offset, next_offset)
 
     async def skip(self, partition: Partition, offset: int) -> SkippedRange:
         """Remove the damaged range that contains `offset` from the log; durable when this returns.
 
         Raises NotDamagedError, SkipRefusedError, StorageError.
         """
-        opened = partition.log
+        log = partition.log
         async with self._pause(partition.partition, "an operator skips damage"):
-            damage = damage_at(opened, offset)
+            damage = damage_at(log, offset)
             if damage is None:
                 raise NotDamagedError(
                     f"no damage is known at offset {offset} of {partition.partition}. "
                     "Run `varve log verify` to look for it."
                 )
-            if opened.damage.examine(damage) != damage:
+            if log.damage.examine(damage) != damage:
                 raise SkipRefusedError(
                     f"the damage at offset {offset} has changed since it was found. Run "
                     "`varve log verify` again before you skip it."
                 )
-            if opened.swap.is_running:
+            if log.swap.is_running:
                 raise SkipRefusedError(f"{partition.partition} is being cleaned. Try again.")
-            if damage.base_offset == opened.segment_facts()[-1].base_offset:
+            if damage.base_offset == log.segment_facts()[-1].base_offset:
                 partition.roll(self._env.wall_ms())
-            task = opened.flusher.begin()
-            await self._threads.sync(opened.log_directory.path, task.run)
-            opened.flusher.done(task)
+            task = log.flusher.begin()
+            await self._threads.sync(log.log_directory.path, task.run)
+            log.flusher.done(task)
             skipped = await self._cut(partition, damage)
         logger.warning(
             "damage skipped by an operator",
@@ -302,11 +298,11 @@ class LogRepair:
             )
 
     async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:
-        opened = partition.log
+        log = partition.log
         facts = next(
             (
                 facts
-                for facts in opened.segment_facts()[:-1]
+                for facts in log.segment_facts()[:-1]
                 if facts.base_offset == damage.base_offset
             ),
             None,
@@ -317,49 +313,47 @@ class LogRepair:
             )
         others = [
             damaged_segment
-            for damaged_segment in opened.damage.ranges
+            for damaged_segment in log.damage.ranges
             if damaged_segment.base_offset == damage.base_offset
             and damaged_segment.position != damage.position
         ]
         plan = SkipPlan(
-            directory=opened.directory,
+            directory=log.directory,
             base_offset=damage.base_offset,
             size_bytes=facts.size_bytes,
             damage=damage,
             job_id=f"skip-{new_job_id(self._env)}",
             other_files=tuple(n for n in facts.files if n.endswith(filenames.TXN_INDEX)),
         )
-        async with self._pinned(opened, damage.base_offset):
+        async with self._pinned(log, damage.base_offset):
             try:
                 write = partial(write_without_damage, self._env, plan)
-                output = await self._threads.run(opened.directory, write)
+                output = await self._threads.run(log.directory, write)
             except OSError as error:
                 for kind in filenames.SEGMENT_KINDS:
                     name = filenames.cleaned_name(plan.base_offset, kind, plan.job_id)
                     remove_if_there(self._env, f"{plan.directory}/{name}")
                 raise SkipRefusedError(f"the segment cannot be copied: {error}") from error
-            swap = plan_swap(opened.directory, [facts], [] if output is None else [output])
-            await self._cleaning.swap(opened, swap)
-        opened.begin_generation()
-        self._restore_damage(opened, damage, others)
+            swap = plan_swap(log.directory, [facts], [] if output is None else [output])
+            await self._cleaning.swap(log, swap)
+        log.begin_generation()
+        self._restore_damage(log, damage, others)
         partition.wake()
-        return SkippedRange(damage, f"{opened.directory}/{plan.kept_as}")
+        return SkippedRange(damage, f"{log.directory}/{plan.kept_as}")
 
     @asynccontextmanager
-    async def _pinned(self, opened: Log, base_offset: int) -> AsyncIterator[None]:
+    async def _pinned(self, log: Log, base_offset: int) -> AsyncIterator[None]:
         """Keep retention from deleting a segment until it has been replaced."""
-        opened.swap.pin([base_offset])
+        log.swap.pin([base_offset])
         try:
             yield
         finally:
-            if opened.swap.is_running:
-                opened.swap.unpin([base_offset])
+            if log.swap.is_running:
+                log.swap.unpin([base_offset])
 
-    def _restore_damage(
-        self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]
-    ) -> None:
+    def _restore_damage(self, log: Log, cut: DamagedSegment, others: list[DamagedSegment]) -> None:
         """Record the other damaged ranges of the segment at their new positions."""
         cut_bytes = cut.end_position - cut.position
         for damage in others:
-            moved = damage.position - (cut_bytes if damage.position > cut.position else 0)
-            opened.damage.mark(damage.path, moved, damage.reason)
+            position = damage.position - (cut_bytes if damage.position > cut.position else 0)
+            log.damage.mark(damage.path, position, damage.reason)

@@ -1,11 +1,11 @@
 """When the open parts of erasures are expected to be done, and which of them are at risk. Pure.
 
 Rules
-- The work of a part is to read its files, for each search, and to clean, at the present rates. The
-  parts take turns in the order of their deadlines.
-- An obstacle that ends by itself delays a part until then. While there is another one, such as a
-  pause, the part will not be done at all.
-- A part is at risk as soon as this says that it will miss its deadline.
+- A part is the work of an erasure in one partition: searches of its files, and a clean, at the
+  present rates. Parts take turns in the order of their deadlines.
+- An obstacle that ends by itself delays a part until then. With any other obstacle, such as a
+  pause, a part has no expected end.
+- A part is at risk as soon as the forecast says that it will miss its deadline.
 """
 
 from collections.abc import Iterable, Iterator
@@ -81,15 +81,15 @@ def _risk(part: PartitionWork, expected_ms: int, now_ms: int) -> Risk | None:
 
 
 def work_left(
-    log_bytes: int, found_bytes: int, *, is_searched: bool, share_searched: float
+    log_bytes: int, rewritten_bytes: int, *, is_searched: bool, share_searched: float
 ) -> tuple[int, int]:
     """Return the bytes that are left to read and to write.
 
-    Before the first search nobody knows whether there is a value; the worst case is that of all
-    segments. A clean reads the whole log once, to decide its keys, and rewrites what was found.
+    Before the first search, every segment may have a value of the key. A clean reads the whole log
+    once, to decide its keys, and rewrites the segments with a value.
     """
     if not is_searched:
         return int(log_bytes * (1 - share_searched)) + 3 * log_bytes, log_bytes
-    if not found_bytes:
+    if not rewritten_bytes:
         return int(log_bytes * (1 - share_searched)), 0
-    return 2 * log_bytes + found_bytes, found_bytes
+    return 2 * log_bytes + rewritten_bytes, rewritten_bytes

@@ -436,10 +436,10 @@ class PartitionEraser:
         """Return what is left to do for a part."""
         served = self._topics.partition(where)
         log_bytes = 0 if served is None else served.log.segments.size_bytes
-        found_bytes = sum(file.state.size_bytes for file in progress.found)
+        rewritten_bytes = sum(file.state.size_bytes for file in progress.found)
         read_bytes, write_bytes = work_left(
             log_bytes,
-            found_bytes,
+            rewritten_bytes,
             is_searched=part.end_offset is not None,
             share_searched=progress.share if progress.is_searching else 0.0,
         )

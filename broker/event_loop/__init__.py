@@ -1,1 +1,1 @@
-"""Keeps the event loop free: turns of long work, slots shared fairly, threads, pauses of Python."""
+"""Keeps the event loop free: turns of long work, fair slots, threads, garbage collection."""

@@ -1,4 +1,4 @@
-"""Deletes groups and committed offsets: at a request, past their retention, with their topic.
+"""Deletes groups and committed offsets: on request, after their retention, with their topic.
 
 Rule. The tombstones are in the log before a group or an offset is gone. While a group is being
 deleted, no other record of it is appended.
@@ -41,8 +41,9 @@ class GroupDeletion:
         self._topics = topics
         self._stats = stats
         self._retention_ms = retention_ms
-        # Offsets of deleted topics: a broker that is killed deletes the topic and not its offsets.
-        self._deleted_topics: set[str] = set()  # that have offsets, as far as they are loaded
+        # Deleted topics that still have offsets, as far as these are loaded: the broker was killed
+        # after it had deleted the topic.
+        self._deleted_topics: set[str] = set()
         self._new_topics: set[str] = set()  # created while a partition was not loaded
         self._forgetting: set[asyncio.Task[int]] = set()
 

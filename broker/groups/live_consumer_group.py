@@ -319,9 +319,9 @@ class LiveConsumerGroup:
 
     async def _leave(self, request: Heartbeat) -> HeartbeatAnswer:
         after = state.after_leave(self.group, request)
-        gone = self.group.members.keys() - after.members.keys()
-        if gone:
-            error = await self._remove(gone)
+        removed = self.group.members.keys() - after.members.keys()
+        if removed:
+            error = await self._remove(removed)
         else:  # a static member that will return
             self._change(after)
             self._watch_revocation(after.members[request.member_id])

@@ -353,23 +353,23 @@ def _described_partition(
     node_id: int, index: int, epoch: int | None
 ) -> DescribeTopicPartitionsResponsePartition:
     """Return a row with empty lists of eligible leaders (null makes clients fail)."""
-    here = [node_id]
+    this_node = [node_id]
     if epoch is None:
         return DescribeTopicPartitionsResponsePartition(
             error_code=ErrorCode.LEADER_NOT_AVAILABLE,
             partition_index=index,
             leader_id=-1,
-            replica_nodes=here,
+            replica_nodes=this_node,
             eligible_leader_replicas=[],
             last_known_elr=[],
-            offline_replicas=here,
+            offline_replicas=this_node,
         )
     return DescribeTopicPartitionsResponsePartition(
         partition_index=index,
         leader_id=node_id,
         leader_epoch=epoch,
-        replica_nodes=here,
-        isr_nodes=here,
+        replica_nodes=this_node,
+        isr_nodes=this_node,
         eligible_leader_replicas=[],
         last_known_elr=[],
     )

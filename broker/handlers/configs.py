@@ -297,8 +297,8 @@ def _refuse_fixed(context: RequestContext, kind: int, name: str, changes: Change
     """Refuse to change what clients cannot change. Raises TopicError, with Kafka's error codes."""
     _check_fixed(context, kind, name)
     key = next((key for key, _, _ in changes), "")
-    known = {entry.name for entry in _entries(context, kind, name)}
-    if kind == GROUP and key in known:
+    names = {entry.name for entry in _entries(context, kind, name)}
+    if kind == GROUP and key in names:
         setting = f"groups.{key.replace('.', '_')} in the settings file of the broker"
         raise TopicError(
             ErrorCode.INVALID_CONFIG, f"{key} is the same for all groups: set {setting}"
@@ -307,7 +307,7 @@ def _refuse_fixed(context: RequestContext, kind: int, name: str, changes: Change
         raise TopicError(ErrorCode.INVALID_CONFIG, f"Unknown group config name: {key}")
     if kind == BROKER_LOGGER:
         reason = "the level of the log is logging.level in the settings file of the broker"
-        if key not in known:
+        if key not in names:
             reason = f"Logger {key} does not exist; {reason}"
         raise TopicError(ErrorCode.INVALID_CONFIG, reason)
     raise TopicError(

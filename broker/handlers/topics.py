@@ -43,8 +43,8 @@ from storage.model import TopicPartition
 NO_ID: Final = bytes(16)
 # A topic has about forty keys. A turn parses the settings of one resource, which takes 2 ms.
 SETTINGS_PER_RESOURCE_MAX: Final = 1_000
-# Two lists of throttled replicas may have the maximum length of a string, for instance to subtract
-# from those of an older version; four take 6 ms.
+# Room for lists of throttled replicas, each as long as a string may be: an older version may have
+# stored such lists, and a client subtracts others from them. Four take 6 ms.
 SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
 # Of the dynamic settings of a topic, as JSON. The broker writes those of all topics at each change
 # of one. All settings at their longest take 1,700 bytes, apart from one free text and the two lists
@@ -194,14 +194,17 @@ def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic)
             raise TopicError(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
         return request.num_partitions
     if request.num_partitions != -1 or request.replication_factor != -1:
-        raise TopicError(ErrorCode.INVALID_REQUEST, "both an assignment and a number were given")
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            "give either assignments or numbers of partitions and replicas",
+        )
     indexes = sorted(assignment.partition_index for assignment in request.assignments)
-    here = [context.services.node_id]
+    this_node = [context.services.node_id]
     if indexes != list(range(len(indexes))) or any(
-        assignment.broker_ids != here for assignment in request.assignments
+        assignment.broker_ids != this_node for assignment in request.assignments
     ):
         raise TopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {this_node[0]} only"
         )
     return len(indexes)
 
@@ -218,20 +221,20 @@ async def delete_topics(
     services, turns = context.services, Turns()
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_DELETE)
     responses: list[DeleteTopicsResponseTopic] = []
-    found: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
+    deletable: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
     for name, topic_id in requested:
         await turns.take()
         topic = _topic_to_delete(context, name, topic_id)
         if isinstance(topic, Topic):
             response = DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
-            found.append((response, topic))
+            deletable.append((response, topic))
             responses.append(response)
         else:
             responses.append(topic)
     deleted = await services.metadata_service.delete_all(
-        [topic for _, topic in found], quota.charge, client=context.client
+        [topic for _, topic in deletable], quota.charge, client=context.client
     )
-    for (response, _), result in zip(found, deleted, strict=True):
+    for (response, _), result in zip(deletable, deleted, strict=True):
         await turns.take()
         if isinstance(result, Exception):
             response.error_code, response.error_message = _code(result), str(result)
@@ -248,7 +251,7 @@ def _topic_to_delete(
             name=name,
             topic_id=topic_id,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="both a name and an id were given",
+            error_message="give either the name or the id of the topic",
         )
     if not context.may_cluster(Operation.DELETE, is_filter=True):
         named = name if name is not None else context.topic_name(topic_id)
@@ -275,7 +278,9 @@ def _topic_to_delete(
         return _unknown_topic(name, topic_id)
     try:
         if not services.settings.delete_topics:
-            raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
+            raise TopicError(
+                ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is false in the settings file"
+            )
         _refuse_internal(topic.name)
     except TopicError as error:
         return DeleteTopicsResponseTopic(
@@ -333,10 +338,10 @@ def _check_assignment(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"{len(request.assignments)} assignments for {added} more partitions",
         )
-    here = [context.services.node_id]
-    if any(assignment.broker_ids != here for assignment in request.assignments):
+    this_node = [context.services.node_id]
+    if any(assignment.broker_ids != this_node for assignment in request.assignments):
         raise TopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {this_node[0]} only"
         )
 
 
@@ -410,7 +415,7 @@ def _delete_before(
 def _refuse_internal(name: str) -> None:
     """Refuse internal topics: their number of partitions decides where a group is stored."""
     if name in INTERNAL_TOPICS:
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"{name} is internal")
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"{name} is internal: clients cannot change it")
 
 
 def refuse_view(context: RequestContext, name: str) -> None:
@@ -453,7 +458,7 @@ def check_topic_settings(
     """Refuse dynamic settings of a topic that its owner may not set. Raises TopicError."""
     _check_engine(context, before, after)
     size_bytes = _settings_bytes(after)
-    # A topic may have more from an older version. It may have fewer then, but not more.
+    # Settings of an older version may exceed the limit. A change may not lengthen them.
     if size_bytes > max(TOPIC_SETTINGS_BYTES_MAX, _settings_bytes(before)):
         longest = max(after, key=lambda name: len(after[name]))
         raise TopicError(

@@ -1,4 +1,4 @@
-"""Which connection of the HTTP server gives way to a new one, if there are too many.
+"""Choose the HTTP connection that gives way to a new one, if there are too many.
 
 Rules. If one user has more than half of the connections, one of them gives way: the oldest one that
 waits for its next request, or else the oldest one. Otherwise the oldest connection without an
@@ -53,16 +53,16 @@ class HttpConnections:
 
         `connections` are in the order in which they were made.
         """
-        for gone in self._authorized.keys() - set(connections):
-            del self._authorized[gone]
+        for closed in self._authorized.keys() - set(connections):
+            del self._authorized[closed]
         self._closing.intersection_update(connections)
         candidates = [item for item in connections if item not in self._closing]
         if len(candidates) < limit:
             return True
         senders = {item: self._sender(item) for item in candidates}
-        crowd = self._largest_share(candidates, senders, limit)
+        share = self._largest_share(candidates, senders, limit)
         victim = next(
-            (item for item in crowd if item not in self._requests), crowd[0] if crowd else None
+            (item for item in share if item not in self._requests), share[0] if share else None
         )
         victim = victim or next(
             (item for item in candidates if senders[item] is None),

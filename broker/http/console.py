@@ -52,8 +52,8 @@ class StaticFile:
 
     def response(self, request: web.Request) -> web.Response:
         """Return the file, or 304 if the browser has it."""
-        known = {tag.value for tag in request.if_none_match or ()}
-        if self.etag in known:
+        etags = {tag.value for tag in request.if_none_match or ()}
+        if self.etag in etags:
             response = web.Response(status=304, headers=HEADERS)
         else:
             response = web.Response(

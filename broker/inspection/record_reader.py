@@ -62,7 +62,7 @@ class RecordReader:
 
         while page.next_offset < request.end_offset and not page.is_full(request):
             try:
-                found, entries = await self._index_loads.read(read)
+                batches, entries = await self._index_loads.read(read)
             except OffsetOutOfRangeError:
                 start_offset = partition.log.log_start_offset
                 if page.next_offset >= start_offset:
@@ -76,14 +76,14 @@ class RecordReader:
                     break
                 page.next_offset = gap.next_offset
                 continue
-            if found.length == 0:
+            if batches.length == 0:
                 page.next_offset = request.end_offset
                 break
             directory = self._threads.directory_of(partition.log.directory)
             async with self._slots[directory].slot(client):
                 # The time in the queue is not the client's.
                 deadline = min(deadline, self._clock() + PAGE_SECONDS)
-                await self._threads.run(directory, partial(_step, scan, found, entries))
+                await self._threads.run(directory, partial(_step, scan, batches, entries))
             if scan.is_over() or (page.gaps and page.gaps[-1].next_offset is None):
                 break
         return page
@@ -92,14 +92,14 @@ class RecordReader:
 def _read(
     reader: LogReader | ViewCursor, offset: int, end_offset: int, *, in_place: bool
 ) -> tuple[FetchSlice, Sequence[TxnIndexEntry]]:
-    found = reader.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
-    if not found.length:
-        return found, []
-    return found, reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
+    batches = reader.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
+    if not batches.length:
+        return batches, []
+    return batches, reader.aborted_in_slice(batches, offset, end_offset, in_place=in_place)
 
 
-def _step(scan: Scan, found: FetchSlice, entries: Sequence[TxnIndexEntry]) -> None:
-    scan.add(found.read(), _by_producer(entries))
+def _step(scan: Scan, batches: FetchSlice, entries: Sequence[TxnIndexEntry]) -> None:
+    scan.add(batches.read(), _by_producer(entries))
 
 
 def _gap(log: Log, offset: int, reason: str) -> Gap:

@@ -325,7 +325,7 @@ def why_wrong(part: LeasedPartition, manifest: OutputManifest) -> str:
         for file in output.files:
             prefix = f"{first:020d}."
             if not is_cleaned_name(file.name, job.job_id) or not file.name.startswith(prefix):
-                return f"{file.name[:100]!r} is no file of the output of segment {first}"
+                return f"{file.name[:100]!r} is not a file of the output of segment {first}"
     return ""
 
 

@@ -134,10 +134,10 @@ class Leases:
         by_directory = defaultdict[str, list[Partition]](list)
         for partition in self._topics.partitions():
             by_directory[partition.log.log_directory.path].append(partition)
-        found: list[Partition] = []
+        leased: list[Partition] = []
         for path, partitions in by_directory.items():
-            found += await self._threads.run(path, partial(_with_leases, self._env, partitions))
-        return found
+            leased += await self._threads.run(path, partial(_with_leases, self._env, partitions))
+        return leased
 
     async def _resume_partition(self, partition: Partition) -> None:
         directory = partition.log.directory

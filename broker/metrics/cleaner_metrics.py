@@ -214,12 +214,12 @@ class CleanerMetrics:
             if index % STEP_QUARANTINES == 0:
                 yield None
             partition = self._topics.partition(quarantine)
-            here = results.get(os.path.dirname(partition.log.directory)) if partition else None
-            if here is not None:
+            totals = results.get(os.path.dirname(partition.log.directory)) if partition else None
+            if totals is not None:
                 verdict = verdicts.get(quarantine)
                 section = verdict.section if verdict else None
-                here[0] += 1
-                here[1] += section.dirty_bytes if section else 0
+                totals[0] += 1
+                totals[1] += section.dirty_bytes if section else 0
         for path, (partitions, dirty_bytes) in results.items():
             count.add_metric([path], partitions)
             size.add_metric([path], dirty_bytes)

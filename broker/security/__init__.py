@@ -1,1 +1,1 @@
-"""TLS of the listeners: certificates, contexts and the principal of a client certificate."""
+"""Security of clients: TLS, SASL, users and tokens, access control lists, the audit log."""

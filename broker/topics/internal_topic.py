@@ -437,7 +437,9 @@ class InternalTopic(Generic[L]):
                 offset, LOAD_BUFFER_BYTES, end_offset=log.log_end_offset, in_place=in_place
             )
 
-        while (found := await self._index_loads.read(find)).length:  # compaction may empty the end
-            data = await self._threads.run(partition.log.directory, found.read)
+        while (
+            batches := await self._index_loads.read(find)
+        ).length:  # compaction may empty the end
+            data = await self._threads.run(partition.log.directory, batches.read)
             offset = await asyncio.to_thread(add_batches, loader, data, offset)
         return await asyncio.to_thread(loader.finish)

@@ -4,7 +4,7 @@ Rules. Only the event loop uses a partition. A record is acknowledged when it is
 cache), or, with `varve.flush.on.ack`, when it is fsynced. Group commit runs one fsync at a time;
 the next one covers all records that were appended meanwhile. Readers never see records beyond the
 high watermark. A large batch is written in parts, one in each turn of the loop; meanwhile other
-produced batches of the partition wait in order, and all other changes make it begin anew.
+produced batches of the partition wait in order, and any other change makes it begin again.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ _T = TypeVar("_T")
 # A batch above this is checked in a thread and written in parts: its CRC, the check of its records
 # and its write take up to 1 ms a megabyte. No batch is as large with the default max.message.bytes.
 LARGE_BATCH_BYTES: Final = 2 << 20
-# As many parts are written as so many starts need: markers or rolls make a batch begin anew. After
-# that, what is left is written at once.
+# A large batch begins again after a marker or a roll. Once it has written as many parts as so many
+# starts need, the rest is written at once.
 STARTS_MAX: Final = 3
 
 
@@ -124,14 +124,14 @@ class Partition:
     ) -> AppendInfo:
         """Append one checked batch, and wake readers if it is visible already.
 
-        With `varve.flush.on.ack`, `client` is whose share of the flushes it takes, if it is not
-        that of the last batch. The flags and errors are those of Log.append and `change`.
+        With `varve.flush.on.ack`, the flush counts for `client`; None: for the client of the last
+        batch. The flags and errors are those of Log.append and `change`.
         """
         if client is not None:
             self._client = client
         log, run_change = self.log, self._run_change
         try:
-            if run_change is None:  # without `change`: two calls are a twentieth of a request
+            if run_change is None:  # its two calls would take a twentieth of a request
                 info = log.append(
                     records,
                     header,
@@ -184,7 +184,7 @@ class Partition:
                     await yield_to_loop()
                 yield
             finally:
-                # While a change is pending they stay: the next change removes them.
+                # While a change is pending, the parts stay: the next change removes them.
                 with suppress(DirectoryStalledError):
                     while self.log.has_parts and self.change(self.log.drop_last_parts):
                         await yield_to_loop()
@@ -338,7 +338,7 @@ class Partition:
         """
         try:
             while self._must_flush():
-                # The lock is the inner one: who waits for it does not wait for a share.
+                # The share comes first: no task holds the lock while it waits for a share.
                 async with self._flush_share(self.log, client), self.flushing:
                     if self._must_flush():  # no other client's task has done it
                         await self._run_flush(self.log)

@@ -439,11 +439,11 @@ class ViewCompactor:
         self, compaction: _ViewCompaction, group: CleanedGroup, all_facts: dict[int, SegmentFacts]
     ) -> None:
         settle_group(self._env, compaction.directory, group.source_base_offsets, group.output)
-        gone = [all_facts.pop(base) for base in group.source_base_offsets]
+        sources = [all_facts.pop(base) for base in group.source_base_offsets]
         for base in group.source_base_offsets:
             compaction.crcs.pop(base, None)
         if group.output is not None:
-            made = facts_of_output(gone, group.output)
+            made = facts_of_output(sources, group.output)
             all_facts[made.base_offset] = made
             compaction.crcs[made.base_offset] = group.output.files[0].crc
 

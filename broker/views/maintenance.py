@@ -110,13 +110,13 @@ class ViewMaintenance:
         for topic_partition in existing.keys() - present:
             del existing[topic_partition]
         turns = Turns()
-        gone = [
+        unserved = [
             partition
             async for partition in turns.over(tuple(self._last))
             if self._topics.partition(partition.partition) is not partition
         ]
-        while gone:  # a log closes its files with its last reference
-            self._last.pop(gone.pop(), None)
+        while unserved:  # a log closes its files with its last reference
+            self._last.pop(unserved.pop(), None)
             await turns.take()
         self._not_removed &= present
         await self._views.forget(present)
@@ -229,13 +229,13 @@ class ViewMaintenance:
                 keep.append(view.log.ledger.manifest.compaction_id)
             try:
                 sweep_view = partial(sweep, self._env, directory, keep)
-                gone = await self._threads.run(directory, sweep_view)
+                removed = await self._threads.run(directory, sweep_view)
             except (InvalidViewError, OSError) as error:
                 logger.warning("old views not removed", partition=str(partition), reason=str(error))
             else:
-                if gone:
+                if removed:
                     logger.debug(
-                        "old views removed", partition=str(partition), compactions=len(gone)
+                        "old views removed", partition=str(partition), compactions=len(removed)
                     )
 
 

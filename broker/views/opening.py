@@ -3,6 +3,7 @@
 Rules
 - Nobody reads on the event loop. Until a thread has read the version on disk, the view is unknown
   and not served, and limits the cleaner as an unreadable one does.
+- After a start, a view first serves the version on disk; maintenance.py compacts it if it is due.
 - One task for each data directory reads its views, up to `BATCH_MAX` at a time.
 - A version that was read is dropped if another one was published meanwhile (`is_opening` is False
   then), and read again if the files changed (`is_outdated`).

@@ -428,8 +428,8 @@ def _live_records(
         live |= {(s.base_offset, s.size_bytes): s.live_records for s in report.liveness}
     elif not report.map_full:
         live |= {(s.base_offset, s.size_bytes): s.records for s in report.horizons}
-    known = {key: records for key, records in live.items() if records != UNKNOWN_RECORDS}
-    return _of_segments(known, after)
+    counted = {key: records for key, records in live.items() if records != UNKNOWN_RECORDS}
+    return _of_segments(counted, after)
 
 
 def _of_segments(values: Mapping[SegmentKey, int], after: LogFacts) -> dict[SegmentKey, int]:

@@ -304,9 +304,9 @@ class SharedClean:
             self.dropped += len(result.groups)  # it did not know of damage before it
             return
         rewriting.result = result
-        found = dict(result.damaged)
-        if found.keys() - self._damaged.keys():
-            self._damaged.update(found)
+        damaged = dict(result.damaged)
+        if damaged.keys() - self._damaged.keys():
+            self._damaged.update(damaged)
             for later in self._rewriting[place + 1 :]:
                 if later.result is not None:
                     self.dropped += len(later.result.groups)

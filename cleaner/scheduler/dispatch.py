@@ -3,7 +3,8 @@
 Rule 1. A partition is released when its worker has reported the end of the job or has died, and
         when no unpublished file of the job is left in the partition's folder.
 Rule 2. Groups are published in the order in which they arrive, one journal at a time per worker.
-Rule 3. Every failure is retried: it names its reason and the time of the next attempt.
+Rule 3. Every failure, a full disk included, is retried: it names its reason and the time of the
+        next attempt.
 Rule 4. A large job is divided into parts (planning/shared_clean.py). The worker that starts it
         always has a part, if only one that waits, and its task publishes the groups. Idle workers
         help, one part after the other, as long as no other partition waits for a worker.

@@ -1,1 +1,1 @@
-"""Worker processes: started, talked to, throttled, replaced."""
+"""Worker processes: start, throttle and replace them, exchange messages with them."""

@@ -170,9 +170,9 @@ class MetadataEncoder:
         """Return the content of a metadata file."""
         encoded = {}
         for name, entry in metadata.topics.items():
-            known = self._encoded.get(name)
+            cached = self._encoded.get(name)
             encoded[name] = (
-                known if known and known[0] is entry else (entry, _encode_topic(name, entry))
+                cached if cached and cached[0] is entry else (entry, _encode_topic(name, entry))
             )
         self._encoded = encoded
         topics = b",".join([text for _, text in encoded.values()])

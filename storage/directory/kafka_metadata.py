@@ -95,8 +95,8 @@ class MetadataImage:
             name = reader.text()
             self.topic_ids[name] = reader.take(TOPIC_ID_BYTES)
         elif kind == REMOVE_TOPIC_RECORD:
-            gone = reader.take(TOPIC_ID_BYTES)
-            for name in [name for name, topic_id in self.topic_ids.items() if topic_id == gone]:
+            deleted = reader.take(TOPIC_ID_BYTES)
+            for name in [name for name, topic_id in self.topic_ids.items() if topic_id == deleted]:
                 del self.topic_ids[name]
                 self.configs.pop(name, None)
         elif reader.take(1)[0] == TOPIC_RESOURCE:

@@ -115,24 +115,24 @@ class LogReader:
         return txn_index_loads(self._state, self._state.segments.since(first))
 
     def aborted_in_slice(
-        self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
+        self, batches: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
     ) -> TxnIndexEntries:
         """Return the aborted transactions that overlap the result of `read(offset, ...)`.
 
         As in Kafka, its records end at the next index entry, or else at the next segment.
         """
         try:
-            end = min(end_offset, self._end_of_slice(found, offset, in_place=in_place))
+            end = min(end_offset, self._end_of_slice(batches, offset, in_place=in_place))
         except OSError as error:
             raise self._state.failed("read of", error) from error
         return self.aborted_transactions(offset, end, in_place=in_place)
 
-    def _end_of_slice(self, found: FetchSlice, offset: int, *, in_place: bool) -> int:
+    def _end_of_slice(self, batches: FetchSlice, offset: int, *, in_place: bool) -> int:
         """Return an offset above all records of the slice."""
         state = self._state
         for segment in state.segments.since(offset):
-            if segment.file is found.file:
-                end_position = found.position + found.length
+            if segment.file is batches.file:
+                end_position = batches.position + batches.length
                 if end_position >= segment.size_bytes:
                     return state.end_of(segment)
                 indexes = segment.indexes_for(in_place=in_place)

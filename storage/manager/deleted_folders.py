@@ -1,4 +1,4 @@
-"""Folders of deleted partitions, replaced replicas and given-up copies, until they are removed.
+"""Folders of deleted partitions, replaced replicas and abandoned copies, until they are removed.
 
 A deletion renames a folder at once; `purge` removes it after the broker's delay. When a directory
 has no folder of a deleted topic any more, that is confirmed, and the metadata forgets the topic's
@@ -44,7 +44,7 @@ class DeletedFolders:
     def __init__(self, env: Env, delay_ms: Callable[[], int]) -> None:
         """`delay_ms` returns how long a renamed folder stays: as in Kafka, a setting of the broker.
 
-        The owner of a topic could keep deleted folders for ever with the topic's own.
+        With a setting of the topic, its owner could keep deleted folders for ever.
         """
         self._env = env
         self._delay_ms = delay_ms
@@ -89,7 +89,7 @@ class DeletedFolders:
     ) -> None:
         """Rename a folder of a deleted topic that has the name of a new partition, durably.
 
-        A move that failed at its end leaves such a folder, or a fault of the folder itself.
+        A move that failed at its end, or a fault of the folder itself, leaves such a folder.
         Raises OSError and NoRoomError.
         """
         path = log_directory.file(str(partition))

@@ -196,13 +196,13 @@ class CheckpointTask:
             return written.errors[path]
         written.numbers[path] = self.number
         errors: list[NoRoomError | LogDirectoryError | None] = []
-        gone = {partition for partition, log in self.captured.items() if self._is_gone(log)}
+        ended = {partition for partition, log in self.captured.items() if self._is_gone(log)}
         named: set[TopicPartition] = set()
         for name, offsets in self.files[directory].items():
             if not directory.is_online:
                 break
             remaining = {
-                partition: offset for partition, offset in offsets.items() if partition not in gone
+                partition: offset for partition, offset in offsets.items() if partition not in ended
             }
             named.update(remaining)
             # Before the write: a partition that is deleted and created again meanwhile is named.

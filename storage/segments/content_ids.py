@@ -63,13 +63,13 @@ def restore_content_ids(env: Env, directory: str, closed: Sequence[Segment]) -> 
         rows = [_ROW.unpack(bytes.fromhex(row)) for row in payload["segments"]]
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise CorruptCheckpointError(path, f"its payload is malformed: {error!r}") from error
-    known = {row[:4]: row[4] for row in rows}
+    content_ids = {row[:4]: row[4] for row in rows}
     restored = set()
     for segment in closed:
         stamp = segment.stamp
         if stamp is None:
             continue
-        content_id = known.get((segment.base_offset, segment.size_bytes, *stamp))
+        content_id = content_ids.get((segment.base_offset, segment.size_bytes, *stamp))
         if content_id is not None:
             segment.restore_content_id(content_id)
             restored.add(segment.base_offset)

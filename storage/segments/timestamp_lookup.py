@@ -24,8 +24,8 @@ from storage.segments.index_load import IndexLoad
 from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
 
-# Read at once: a search that the index leads close to its goal needs no thread for headers. Between
-# two entries of an index there are no more than 68.
+# Headers that a search reads without a thread. The index usually leads it this close to its result:
+# there are at most 68 headers between two entries.
 HEADERS_AT_ONCE: Final = 128
 HEADERS_PER_SCAN: Final = 50_000  # a fifth of a second, after which others have their turn
 SMALLEST_TIMESTAMP: Final = -(1 << 63)
@@ -83,7 +83,7 @@ class TimestampScan(NamedTuple):
 class HeaderScan:
     """Read headers from a position on, to the first batch that may have a record at a timestamp.
 
-    A record at or after the timestamp: the maximum timestamp in the header says so.
+    The maximum timestamp in the header decides.
     """
 
     def __init__(self, segment: Segment, position: int, at_least_ms: int) -> None:
@@ -134,16 +134,16 @@ def first_at_or_after(
         if segment.max_timestamp_ms < timestamp_ms:
             continue
         yield from _loaded(segment)
-        existing = segment.indexes.times.last_before(timestamp_ms)
-        start = max(segment.base_offset + existing + 1, log_start_offset)
+        relative_offset = segment.indexes.times.last_before(timestamp_ms)
+        start = max(segment.base_offset + relative_offset + 1, log_start_offset)
         yield from _checked(segment, start)
         position = _position_of(segment, start)
         while batch := (yield from _next_batch(segment, position, timestamp_ms)):
-            offset_found = yield TimestampScan(
+            result = yield TimestampScan(
                 segment.file, batch.position, timestamp_ms, log_start_offset, limit_bytes
             )
-            if offset_found is not None:
-                return offset_found
+            if result is not None:
+                return result
             position = batch.end_position
     return None
 
@@ -163,14 +163,14 @@ def first_of_largest(segments: SegmentList, log_start_offset: int, limit_bytes: 
             break
         if best is not None and segment.max_timestamp_ms < best.timestamp_ms:
             break
-        offset_found = yield from _largest_of(segment, log_start_offset, limit_bytes)
-        if offset_found is not None and (best is None or _is_better(offset_found, best)):
-            best = offset_found
+        result = yield from _largest_of(segment, log_start_offset, limit_bytes)
+        if result is not None and (best is None or _is_better(result, best)):
+            best = result
     return best
 
 
-def _is_better(offset_found: TimestampOffset, best: TimestampOffset) -> bool:
-    return (-offset_found.timestamp_ms, offset_found.offset) < (-best.timestamp_ms, best.offset)
+def _is_better(result: TimestampOffset, best: TimestampOffset) -> bool:
+    return (-result.timestamp_ms, result.offset) < (-best.timestamp_ms, best.offset)
 
 
 def _loaded(segment: Segment) -> Generator[IndexLoad, object, None]:
@@ -197,8 +197,8 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     best: TimestampOffset | None = None
     # Records before the last smaller index entry cannot have the maximum.
     yield from _loaded(segment)
-    existing = segment.indexes.times.last_before(target_ms)
-    start = max(segment.base_offset + existing + 1, log_start_offset)
+    relative_offset = segment.indexes.times.last_before(target_ms)
+    start = max(segment.base_offset + relative_offset + 1, log_start_offset)
     if start <= segment.max_timestamp_offset:
         yield from _checked(segment, start)
         batch = yield from _next_batch(segment, _position_of(segment, start), target_ms)
@@ -211,11 +211,11 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     # The header is wrong, or the record is below the log start: decode every batch.
     position = _position_of(segment, max(segment.base_offset, log_start_offset))
     while batch := (yield from _next_batch(segment, position, _above(best))):
-        offset_found = yield TimestampScan(
+        result = yield TimestampScan(
             segment.file, batch.position, None, log_start_offset, limit_bytes
         )
-        if offset_found is not None and (best is None or _is_better(offset_found, best)):
-            best = offset_found
+        if result is not None and (best is None or _is_better(result, best)):
+            best = result
         position = batch.end_position
     return best
 

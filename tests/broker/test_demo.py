@@ -155,9 +155,9 @@ def test_a_demo_without_permissions_names_them_and_needs_no_others(
     )
     cluster = Cluster(f"127.0.0.1:{port}", read_command_config(str(properties)))
     with running_varve(tmp_path / "varve", settings, port=admin_port) as broker:
-        for line in demo.NEEDS.replace("NAME", "joe").splitlines()[1:]:
+        for line in demo.PERMISSIONS_HINT.replace("NAME", "joe").splitlines()[1:]:
             assert demo.run(cluster, updates=20_000, keys=1000) == exit_codes.FAILED
-            assert demo.NEEDS in capsys.readouterr().err
+            assert demo.PERMISSIONS_HINT in capsys.readouterr().err
             added = [*line.split()[1:], "--bootstrap", broker.bootstrap]
             assert CliRunner().invoke(main, added).exit_code == 0
         assert demo.run(cluster, updates=20_000, keys=1000) == 0, capsys.readouterr().err

@@ -161,7 +161,7 @@ def remove(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
 
     Takes as long for all members as for one: a whole group may expire at the same time.
     """
-    group, gone = state.group, frozenset(member_ids)
+    group, removed = state.group, frozenset(member_ids)
     effects: list[Effect] = []
     for member_id in member_ids:
         assert has_member(group, member_id), member_id
@@ -169,12 +169,12 @@ def remove(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
         member = group.members.get(member_id)
         if member is not None:
             effects.extend(answers(member, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
-    members = {key: value for key, value in group.members.items() if key not in gone}
+    members = {key: value for key, value in group.members.items() if key not in removed}
     leader = group.leader if group.leader in members else next(iter(members), None)
-    group = replace(group, members=members, leader=leader, pending=group.pending - gone)
+    group = replace(group, members=members, leader=leader, pending=group.pending - removed)
     state = with_group(state, group)
-    if isinstance(state, CompletingRebalance | Stable) and not gone.isdisjoint(state.unsynced):
-        state = replace(state, unsynced=state.unsynced - gone)
+    if isinstance(state, CompletingRebalance | Stable) and not removed.isdisjoint(state.unsynced):
+        state = replace(state, unsynced=state.unsynced - removed)
         if not state.unsynced:
             effects.append(StopSyncTimer())
     return state, tuple(effects)

@@ -359,7 +359,7 @@ def _leaver(group: Group, member_id: str, instance_id: str | None) -> tuple[str,
 
 def _expire(state: Live, event: SessionsExpired, rules: GroupRules, now_ms: int) -> Step:
     effects: list[Effect] = []
-    gone: list[str] = []
+    silent: list[str] = []
     for member_id in event.member_ids:
         member = state.group.members.get(member_id)
         if not has_member(state.group, member_id):
@@ -368,10 +368,10 @@ def _expire(state: Live, event: SessionsExpired, rules: GroupRules, now_ms: int)
             # It waits for an answer from the broker, so its silence is legitimate.
             effects.append(session(member))
         else:
-            gone.append(member_id)
-    if not gone:
+            silent.append(member_id)
+    if not silent:
         return state, tuple(effects)
-    state, removal = remove(state, gone)
+    state, removal = remove(state, silent)
     return chain((state, (*effects, *removal)), after_removal, rules, now_ms)
 
 

@@ -172,12 +172,12 @@ def _upsert(
         )
     if not 1 <= len(row.salt) <= SALT_BYTES_MAX:
         raise _RefusedError(
-            ErrorCode.UNACCEPTABLE_CREDENTIAL, f"The salt has not 1 to {SALT_BYTES_MAX} bytes"
+            ErrorCode.UNACCEPTABLE_CREDENTIAL, f"The salt must have 1 to {SALT_BYTES_MAX} bytes"
         )
     if len(row.salted_password) != hashlib.new(HASHES[mechanism]).digest_size:
         raise _RefusedError(
             ErrorCode.UNACCEPTABLE_CREDENTIAL,
-            f"The length of the salted password is not that of {mechanism}",
+            f"The salted password does not have the length of {mechanism}",
         )
     if row.name in file_users:
         raise _RefusedError(

@@ -46,29 +46,29 @@ def problems(
     `erasures_unknown` says why no erasure is carried out, if so. `reload_problem` is that of
     the last reload of the settings, if it failed.
     """
-    found = [
+    problems = [
         *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
         *_bounded("damaged", _damaged(damaged)),
         *_bounded("quarantined", _quarantined(quarantines)),
         *_bounded("policy_unknown", _policy_unknown(policy_unknown)),
     ]
     if reload_problem is not None:
-        found.append(Problem("not_reloaded", reload_problem))
+        problems.append(Problem("not_reloaded", reload_problem))
     if over_max_lag:
         text = f"{_partitions(over_max_lag)} behind max.compaction.lag.ms"
-        found.append(Problem("over_max_lag", text))
+        problems.append(Problem("over_max_lag", text))
     if erasures_unknown is not None:
-        found.append(Problem("erasures_unknown", erasures_unknown))
+        problems.append(Problem("erasures_unknown", erasures_unknown))
     if erasures_at_risk:
         text = f"{_partitions(erasures_at_risk)} with an erasure that will miss its deadline"
-        found.append(Problem("erasure_at_risk", text))
+        problems.append(Problem("erasure_at_risk", text))
     if paused:
         internal = f" (and {paused_internal} of internal topics)" if paused_internal else ""
         text = f"{_partitions(paused - paused_internal)}{internal} paused by an operator"
-        found.append(Problem("paused", text))
+        problems.append(Problem("paused", text))
     if not cleaner_enabled:
-        found.append(Problem("cleaner_off", "the cleaner is switched off (cleaner.enabled)"))
-    return found
+        problems.append(Problem("cleaner_off", "the cleaner is switched off (cleaner.enabled)"))
+    return problems
 
 
 def _damaged(counts: Mapping[str, int]) -> Iterator[Problem]:
@@ -89,9 +89,9 @@ def _policy_unknown(topics: Iterable[str]) -> Iterator[Problem]:
         yield Problem("policy_unknown", text, topic)
 
 
-def _bounded(kind: str, found: Iterable[Problem]) -> Iterator[Problem]:
+def _bounded(kind: str, problems: Iterable[Problem]) -> Iterator[Problem]:
     more = 0
-    for position, problem in enumerate(found):
+    for position, problem in enumerate(problems):
         if position < LISTED_MAX:
             yield problem
         else:

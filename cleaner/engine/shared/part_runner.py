@@ -5,8 +5,8 @@ Rules
   `.cleaned` files of its groups. Nothing is handed over before the part is complete.
 - The result does not depend on the cut, on the workers, or on the order in which parts of a phase
   run: it is that of one worker with a map for every key, byte for byte.
-- This holds for logs without transactions only, whose state crosses groups. So a part reports that
-  it has seen a transactional batch, and its caller drops all results.
+- This holds only for logs without transactions, because the state of a transaction crosses groups.
+  So a part reports that it has seen a transactional batch, and its caller drops all results.
 - A worker keeps the map of the latest job: loading it takes as long as rewriting some megabytes.
   Between index parts it keeps an empty map, which has the size that the keys need.
 """

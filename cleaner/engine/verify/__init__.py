@@ -1,1 +1,1 @@
-"""Verification of outputs that another process has written."""
+"""Verification of outputs, of this or another process, and of whole logs."""

@@ -81,13 +81,13 @@ class _LogCheck:
         request, sections, end = self._request, self._sections, self._job.end_offset
         sections.read()
         live, keys = sections.live_below(end)
-        known = self._known_ranges()
-        live_then = sections.live_below(request.digest_end)[0] if known else None
+        stored = self._known_ranges()
+        live_then = sections.live_below(request.digest_end)[0] if stored else None
         cleaned_keys = None
         if request.first_dirty_offset in sections.ends and not sections.damaged:
             _, cleaned_keys = sections.live_below(request.first_dirty_offset)
         context = self._context(live)
-        earlier = RangeDigests([(first, stop) for first, stop, _, _ in known])
+        earlier = RangeDigests([(first, stop) for first, stop, _, _ in stored])
         start = self._job.log_start_offset
         digests = RangeDigests(
             [(max(s.base_offset, start), s.next_base_offset) for s in self._sources]
@@ -101,7 +101,7 @@ class _LogCheck:
         gone_below = max((s.next_base_offset for s in segments if s.is_gone), default=0)
         compared = [
             (then, now)
-            for then, now in zip(known, earlier.digests(), strict=True)
+            for then, now in zip(stored, earlier.digests(), strict=True)
             if then.first_offset >= gone_below
         ]
         return LogCheck(
@@ -132,10 +132,10 @@ class _LogCheck:
             if source.base_offset in self._sections.damaged
         ]
         return [
-            known
-            for known in request.digests
-            if known.first_offset >= first_offset
-            and not any(f < known.end_offset and known.first_offset < e for f, e in damaged)
+            digest
+            for digest in request.digests
+            if digest.first_offset >= first_offset
+            and not any(f < digest.end_offset and digest.first_offset < e for f, e in damaged)
         ]
 
     def _uncleaned(self, segments: Sequence[SegmentCheck], keys: int | None) -> int | None:

@@ -1,7 +1,7 @@
 """/api/v1/topics/{topic}/partitions/{partition}/records: look at records, also of a view; produce.
 
-A page has previews: keys and values are cut to 4 KiB. Records are data of strangers: the answer is
-JSON with every byte either valid UTF-8 or in base64, and nothing here interprets them.
+A page has previews: keys and values are cut to 4 KiB. Records are not trusted: the answer is JSON
+with every byte either valid UTF-8 or in base64, and nothing here interprets them.
 """
 
 import base64
@@ -90,13 +90,13 @@ class RecordsApi:
         end = log.last_stable_offset
         first = await self._first_offset(client, partition, position, limit)
         scan = ScanRequest(end, limit, key, log.config.varve_decompressed_batch_bytes)
-        asker = client_of(request)
+        requester = client_of(request)
         try:
             if isinstance(partition, ViewPartition):
                 base, cursor = partition.base, ViewCursor(partition.log)
-                page = await self._reader.read_page(base, first, scan, asker, cursor)
+                page = await self._reader.read_page(base, first, scan, requester, cursor)
             else:
-                page = await self._reader.read_page(partition, first, scan, asker)
+                page = await self._reader.read_page(partition, first, scan, requester)
         except (StorageError, OSError) as error:
             raise self._failures.refuse(partition, error) from error
         self._handlers.charge_read(sender_of(request).principal, page.scanned_bytes)

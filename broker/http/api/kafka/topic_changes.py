@@ -283,8 +283,8 @@ class TopicChanges:
         topic = self._topics.get(client.request.match_info["topic"])
         if topic is None:
             return []
-        asker = client_of(client.request)
-        warning = (await self._keyless.of_topic(topic, asker)).warning(topic.name)
+        requester = client_of(client.request)
+        warning = (await self._keyless.of_topic(topic, requester)).warning(topic.name)
         return [f"{warning}."] if warning else []
 
     async def _check_unchanged(self, client: KafkaClient) -> None:
