@@ -24,7 +24,7 @@ from broker.network.framing import INITIAL_BYTES, FrameReader
 from broker.network.request_context import RequestContext
 from broker.network.response_memory import ResponseMemory
 from broker.network.socket_writer import Part, SocketWriter
-from broker.network.tls_channel import TlsChannel, TlsWriter
+from broker.network.tls_channel import RECEIVE_BYTES, STRANGER_BYTES, TlsChannel, TlsWriter
 from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
@@ -179,7 +179,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes."""
-        return self._reader.get_buffer(sizehint) if self._tls is None else self._tls.get_buffer()
+        if self._tls is None:
+            return self._reader.get_buffer(sizehint)
+        return self._tls.get_buffer(STRANGER_BYTES if self.is_stranger else RECEIVE_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the requests that `nbytes` more bytes complete."""
@@ -188,9 +190,13 @@ class Connection(asyncio.BufferedProtocol):
             self.receiving_since = self.last_active
         if self._tls is None:
             self._reader.buffer_updated(nbytes)
-        else:
-            self._tls.receive(nbytes)
+            self._pump()
+            return
+        self._tls.receive(nbytes)
+        began = perf_counter()
         self._pump()
+        if self.is_stranger or perf_counter() - began >= TURN_SECONDS:
+            self._end_turn()  # uvloop would read more in this iteration of the loop
 
     def eof_received(self) -> bool:
         """Close the connection when the client does."""
@@ -434,6 +440,11 @@ class Connection(asyncio.BufferedProtocol):
     def _takes_requests(self) -> bool:
         idle = self._waiting is None and self._writer.idle and self._next_turn is None
         return idle and self._muted is None and self._open and not self._finishing
+
+    def _end_turn(self) -> None:
+        if self._open and self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._take_turn)
+            self._mute_or_listen()
 
     def _take_turn(self) -> None:
         self._next_turn = None

@@ -4,24 +4,37 @@ Rules. The connection is accepted, counted and limited before the handshake begi
 that are not yet decrypted fill at most one receive buffer: a muted connection reads no more. The
 writer encrypts a response in pieces, and the next piece when the socket has accepted the previous
 one, so a client that does not read makes the broker buffer one piece only.
+
+Messages of TLS itself, such as key updates, cost time without a request: one takes 27 bytes and
+9 us. A client that sends too many of them in a row is an error.
 """
 
 import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError
 from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
+STRANGER_BYTES: Final = 4 << 10  # per iteration of the loop, of a client without credentials
+# That decrypt to no data, in a row, after the handshake. An incomplete record has up to 16.3 KiB.
+BYTES_WITHOUT_DATA_MAX: Final = 32 << 10
 PIECE_BYTES: Final = 128 << 10  # of a response, encrypted at once: about 0.1 ms
 TURN_BYTES: Final = 1 << 20  # encrypted per turn on the loop
 
 # One buffer serves all connections: the loop fills it and calls buffer_updated without a pause, and
 # `receive` copies the bytes out.
 _RECEIVED: Final = memoryview(bytearray(RECEIVE_BYTES))
+
+
+class BytesWithoutDataError(ssl.SSLError):
+    """The client sent more than BYTES_WITHOUT_DATA_MAX."""
+
+    reason = f"more than {BYTES_WITHOUT_DATA_MAX} bytes without data"
 
 
 class TlsChannel:
@@ -31,19 +44,22 @@ class TlsChannel:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.is_established = False
+        self._bytes_without_data = 0
 
     @property
     def peer_certificate(self) -> bytes | None:
         """Return the verified certificate of the client in DER; None if it sent none."""
         return self._tls.getpeercert(binary_form=True)
 
-    def get_buffer(self) -> memoryview:
-        """Return the buffer for the next encrypted bytes."""
-        return _RECEIVED
+    def get_buffer(self, nbytes: int = RECEIVE_BYTES) -> memoryview:
+        """Return the buffer for the next `nbytes` encrypted bytes."""
+        return _RECEIVED[:nbytes]
 
     def receive(self, nbytes: int) -> None:
         """Take `nbytes` encrypted bytes from the buffer."""
         self._incoming.write(_RECEIVED[:nbytes])
+        if self.is_established:
+            self._bytes_without_data += nbytes
 
     def shake_hands(self) -> bool:
         """Continue the handshake; return whether it is complete."""
@@ -68,12 +84,21 @@ class TlsChannel:
                 if not nbytes:  # the usual sign of the end
                     raise ssl.SSLZeroReturnError
                 position += nbytes
+                self._bytes_without_data = 0
         except ssl.SSLWantReadError:
+            if self._bytes_without_data > BYTES_WITHOUT_DATA_MAX:
+                raise BytesWithoutDataError from None
             return position
         except ssl.SSLZeroReturnError:  # occurs by itself if the broker has closed it, too
             if not position:
                 raise EOFError from None
         return position
+
+    def end(self) -> bytes:
+        """Return the last encrypted bytes, which tell the client that nothing follows."""
+        with suppress(ssl.SSLError):
+            self._tls.unwrap()
+        return self._outgoing.read()
 
     def encrypt(self, data: bytes | bytearray | memoryview) -> bytes:
         """Return the encrypted bytes, with those that the protocol itself has to send."""

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.lifecycle.reload import Reloader, Secrets
-from broker.network.tls_channel import TlsChannel
+from broker.network import connection
+from broker.network.tls_channel import BytesWithoutDataError, TlsChannel
 from broker.security.tls import ServerTls, TlsError, load_server_tls
 from config.security.secrets import SecretReference
 from config.security.token import TokenFileError
@@ -23,6 +25,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from storage.directory.cluster_metadata import new_metadata
 from storage.format.batch import Record, build_batch
+from tests.support import key_updates
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.certificates import Authority
 from tests.support.storage.memory_env import MemoryEnv
@@ -404,6 +407,65 @@ async def test_an_error_of_tls_while_writing_is_counted(
             await ask(streams, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
         assert broker.listener.stats.tls_failures == 1
         streams[1].close()
+
+
+async def test_key_updates_without_requests_close_the_connection(authority: Authority) -> None:
+    async with broker_in_memory(
+        MemoryEnv(seed=1), listeners=["SSL://127.0.0.1:0"], tls=tls_settings(authority)
+    ) as broker:
+        client = await key_updates.connect(broker.addresses[0].port, authority)
+        with capture_logs() as lines:
+            client.writer.write(client.records.key_updates(3_000))  # 81 KB
+            assert await client.read() == b""
+        (reason,) = (line["reason"] for line in lines if line["event"] == "connection closed")
+        assert reason == f"TLS failed: {BytesWithoutDataError.reason}"
+        assert broker.listener.stats.tls_failures == 1
+        client.writer.close()
+
+
+async def test_key_updates_between_requests_are_allowed(authority: Authority) -> None:
+    request = codec.encode_request(ApiKey.API_VERSIONS, 0, 1, "c", m.ApiVersionsRequest())
+    async with broker_in_memory(
+        MemoryEnv(seed=1), listeners=["SSL://127.0.0.1:0"], tls=tls_settings(authority)
+    ) as broker:
+        client = await key_updates.connect(broker.addresses[0].port, authority)
+        for _ in range(5):
+            client.writer.write(client.records.key_updates(400) + client.records.data(request))
+            assert await client.read()
+        client.writer.close()
+
+
+def test_a_connection_whose_bytes_take_a_turn_to_decrypt_reads_on_in_the_next_one(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iteration, reads = 0, []
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def receive(channel: TlsChannel, nbytes: int, receive: Any = TlsChannel.receive) -> None:
+        reads.append(iteration)
+        receive(channel, nbytes)
+
+    async def produce() -> None:
+        count()
+        async with broker_in_memory(
+            MemoryEnv(seed=1), listeners=["SSL://127.0.0.1:0"], tls=tls_settings(authority),
+            topics={"t": {"keys": {"max.message.bytes": 4 << 20}}},
+        ) as broker:  # fmt: skip
+            streams = await connect(broker, authority)
+            batch = build_batch([Record(0, 0, b"k", random.Random(7).randbytes(1 << 20))])
+            answer = await ask(streams, ApiKey.PRODUCE, 9, produce_request(batch))
+            assert answer.responses[0].partition_responses[0].error_code == 0
+            streams[1].close()
+
+    monkeypatch.setattr(connection, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(TlsChannel, "receive", receive)
+    uvloop.run(produce())  # the loop of the broker; it reads several buffers in an iteration
+    assert len(reads) > 16
+    assert len(set(reads)) == len(reads)
 
 
 @pytest.mark.parametrize("expired", [True, False])
