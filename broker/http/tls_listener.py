@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from broker.http.tls_transport import TlsTransport
 from broker.logging import RateLimitedLogger
 from broker.network.acceptor import Acceptor
 
@@ -54,16 +55,25 @@ class TlsListener:
         assert task is not None
         self._handshakes[task] = None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._connect,
-                connection,
-                ssl=self.context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            )
-        except OSError as error:  # of TLS too
-            self.failures += 1
-            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            logger.info("connection closed", subject=peer, reason=f"TLS failed: {reason}")
-            connection.close()
+            await self._connect_over_tls(connection, peer)
         finally:
             self._handshakes.pop(task, None)
+
+    async def _connect_over_tls(self, connection: socket.socket, peer: str) -> None:
+        def failed(error: OSError) -> None:
+            self.failures += 1
+            reason = getattr(error, "reason", None) or str(error)
+            logger.info("connection closed", subject=peer, reason=f"TLS failed: {reason}")
+
+        transport = TlsTransport(self._connect(), self.context, failed)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: transport, connection)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await transport.handshake_end
+        except TimeoutError:
+            transport.abort()
+            failed(TimeoutError(f"no handshake within {HANDSHAKE_SECONDS:g} s"))
+        except asyncio.CancelledError:
+            transport.abort()
+            raise

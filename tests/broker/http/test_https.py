@@ -14,6 +14,7 @@ from broker.http import tls_listener
 from broker.lifecycle.reload import Secrets
 from broker.security.tls import load_server_tls
 from config.security.clients import ClientSecurity, ClientTls
+from tests.support import key_updates
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.certificates import Authority
 from tests.support.storage.memory_env import MemoryEnv
@@ -79,7 +80,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
             tls.do_handshake()
             break
         except ssl.SSLWantReadError:
-            continue
+            writer.write(outgoing.read())  # another ClientHello, with a key that the broker takes
     tls.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     writer.write(outgoing.read())
     answer = b""
@@ -117,6 +118,31 @@ async def test_peers_that_finish_no_handshake_keep_no_connections(
             assert await asyncio.wait_for(reader.read(), 10) == b""
     for _, writer in silent:
         writer.close()
+
+
+async def test_key_updates_without_requests_close_the_connection(
+    broker: Broker, authority: Authority
+) -> None:
+    client = await key_updates.connect(broker.http.address.port, authority)
+    client.writer.write(client.records.key_updates(3_000))  # 81 KB
+    assert await client.read() == b""
+    assert broker.http.tls_failures == 1
+    client.writer.close()
+
+
+async def test_a_request_in_many_records_is_answered_over_a_connection_that_stays(
+    broker: Broker, authority: Authority
+) -> None:
+    request = f"GET /api/v1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    client = await key_updates.connect(broker.http.address.port, authority)
+    for _ in range(3):
+        for byte in request.encode():
+            client.writer.write(client.records.key_updates(2) + client.records.data(bytes((byte,))))
+        answer = b""
+        while b"}" not in answer:
+            answer += await client.read()
+        assert answer.startswith(b"HTTP/1.1 ")
+    client.writer.close()
 
 
 async def test_plaintext_is_counted_as_a_failure_of_tls(broker: Broker) -> None:
