@@ -6,7 +6,7 @@ writer encrypts a response in pieces, and the next piece when the socket has acc
 one, so a client that does not read makes the broker buffer one piece only.
 
 Messages of TLS itself, such as key updates, cost time without a request: one takes 27 bytes and
-9 us. A client that sends too many of them in a row is an error.
+9 us. The certificates of a handshake cost more. Too many such bytes in a row are an error.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
 STRANGER_BYTES: Final = 4 << 10  # per iteration of the loop, of a client without credentials
-# That decrypt to no data, in a row, after the handshake. An incomplete record has up to 16.3 KiB.
+# In a row: of a handshake, and of what follows without data. An incomplete record has up to
+# 16.3 KiB, a certificate with those of its authorities up to 10.
 BYTES_WITHOUT_DATA_MAX: Final = 32 << 10
 PIECE_BYTES: Final = 128 << 10  # of a response, encrypted at once: about 0.1 ms
 TURN_BYTES: Final = 1 << 20  # encrypted per turn on the loop
@@ -58,8 +59,7 @@ class TlsChannel:
     def receive(self, nbytes: int) -> None:
         """Take `nbytes` encrypted bytes from the buffer."""
         self._incoming.write(_RECEIVED[:nbytes])
-        if self.is_established:
-            self._bytes_without_data += nbytes
+        self._bytes_without_data += nbytes
 
     def shake_hands(self) -> bool:
         """Continue the handshake; return whether it is complete."""
@@ -67,8 +67,10 @@ class TlsChannel:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
+                self._check_bytes_without_data()
                 return False
             self.is_established = True
+            self._bytes_without_data = 0
         return True
 
     def decrypt_into(self, buffer: memoryview) -> int:
@@ -86,13 +88,16 @@ class TlsChannel:
                 position += nbytes
                 self._bytes_without_data = 0
         except ssl.SSLWantReadError:
-            if self._bytes_without_data > BYTES_WITHOUT_DATA_MAX:
-                raise BytesWithoutDataError from None
+            self._check_bytes_without_data()
             return position
         except ssl.SSLZeroReturnError:  # occurs by itself if the broker has closed it, too
             if not position:
                 raise EOFError from None
         return position
+
+    def _check_bytes_without_data(self) -> None:
+        if self._bytes_without_data > BYTES_WITHOUT_DATA_MAX:
+            raise BytesWithoutDataError from None
 
     def end(self) -> bytes:
         """Return the last encrypted bytes, which tell the client that nothing follows."""

@@ -423,6 +423,23 @@ async def test_key_updates_without_requests_close_the_connection(authority: Auth
         client.writer.close()
 
 
+def test_a_handshake_with_many_bytes_is_refused_before_they_are_complete(
+    authority: Authority,
+) -> None:
+    first = struct.pack(">BHHI", 22, 0x0301, 4_096, 1 << 24 | 100_000) + bytes(4_092)
+    more = struct.pack(">BHH", 22, 0x0301, 4_096) + bytes(4_096)
+
+    def begin(channel: TlsChannel) -> None:
+        for record in (first, *[more] * 23):  # a ClientHello of 100 KB, almost whole
+            channel.get_buffer()[: len(record)] = record
+            channel.receive(len(record))
+            assert not channel.shake_hands()
+
+    for server in contexts(authority):
+        with pytest.raises(BytesWithoutDataError):
+            begin(TlsChannel(server))
+
+
 async def test_key_updates_between_requests_are_allowed(authority: Authority) -> None:
     request = codec.encode_request(ApiKey.API_VERSIONS, 0, 1, "c", m.ApiVersionsRequest())
     async with broker_in_memory(
