@@ -14,14 +14,15 @@ Rules
 - A compaction uses the settings that it began with, so that all rounds and the manifest have one
   strategy. A change applies to the next compaction.
 - A view whose strategy changed is rebuilt from the log, if the log is still complete; otherwise the
-  compaction is refused, because data would be lost.
+  compaction is refused, because data would be lost. The manifest remembers that the topic was
+  compacted, and does so durably before the cleaner may remove a record.
 """
 
 import os.path
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -482,6 +483,8 @@ class ViewCompactor:
             version_header=_header_of(config),
             first_offset=first_offset,
             deleted=compaction.deleted,
+            log_compacted=config.compacts
+            or (previous is not None and previous.manifest.log_compacted),
         )
 
     async def _run(self, compaction: _ViewCompaction, call: Callable[[], _Result]) -> _Result:
@@ -506,14 +509,9 @@ class ViewCompactor:
         view, partition = compaction.view, compaction.view.base.partition
         try:
             try:
-                call = partial(publish, self._env, view.log.directory, manifest)
-                await self._run(compaction, call)
+                await self._write_manifest(view, manifest)
             except NoRoomError:  # the old manifest stays; each attempt would leave a folder
                 await self._discard(compaction)
-                raise
-            except BaseException as error:
-                view.log.is_known = False
-                self._fail_directory(view, error)
                 raise
             try:
                 await self._take_over(view, last)
@@ -524,6 +522,31 @@ class ViewCompactor:
             present = self._views.partition(partition)
             if present is not None and present is not view:
                 present.distrust()  # it was opened before this version existed
+
+    async def note_compacted(self, view: ViewPartition) -> None:
+        """Record in the manifest that the cleaner may remove records of the log; then it may.
+
+        Call it with the lock for the files of the view, whose ledger is known. Raises OSError.
+        """
+        ledger = view.log.ledger
+        assert ledger is not None
+        manifest = replace(ledger.manifest, log_compacted=True)
+        await self._write_manifest(view, manifest)
+        ledger.manifest = manifest
+
+    async def _write_manifest(self, view: ViewPartition, manifest: ViewManifest) -> None:
+        """Write the manifest. After NoRoomError the old one stays, after others either of them."""
+        directory = view.log.directory
+        try:
+            await self._tools.threads.run(
+                directory, partial(publish, self._env, directory, manifest)
+            )
+        except NoRoomError:
+            raise
+        except BaseException as error:
+            view.log.is_known = False
+            self._fail_directory(view, error)
+            raise
 
     def _fail_directory(self, view: ViewPartition, error: BaseException) -> None:
         """Take the log directory offline if a sync may have failed.
@@ -584,8 +607,8 @@ def _carried_over(view: ViewPartition) -> Ledger | None:
         return ledger
     manifest = ledger.manifest
     change = f"its strategy was changed from {manifest.strategy} to {_rule_of(view.log.config)}"
-    if log.config.compacts:
-        missing = "the topic is compacted itself, by offset"
+    if manifest.log_compacted:
+        missing = "the topic is or was compacted itself, by offset"
     elif log.log_start_offset > manifest.first_offset:
         missing = f"its source records below offset {log.log_start_offset} have expired"
     else:

@@ -7,6 +7,7 @@ Rules
 - If a topic loses its view or is deleted, the next round removes the files, and repeats until they
   are gone. The topic is not cleaned before that.
 - If the version of a view on disk is unknown, each round reads it again.
+- If a topic with a view becomes compacted, its manifest says so before the topic is cleaned.
 - A view is due when enough data is behind its horizon, well before any of it expires, and when its
   strategy changed. After a failure it waits.
 - Topics take turns, so that one with many views does not delay those of others. A round begins
@@ -45,6 +46,7 @@ RETIRED_MAX: Final = 4  # replaced ledgers of one view that wait for their reade
 logger = structlog.get_logger("broker.views")
 
 Compact = Callable[[TopicPartition], Awaitable[None]]
+NoteCompacted = Callable[[ViewPartition], Awaitable[None]]
 
 
 class ViewMaintenance:
@@ -60,9 +62,11 @@ class ViewMaintenance:
         locks: ViewFileLocks,
         last: dict[Partition, LastCompaction],
         compact: Compact,
+        note_compacted: NoteCompacted,
     ) -> None:
         """`locks` serialise changes to the files of views. `compact` starts a compaction.
 
+        `note_compacted` writes to the manifest of a view that its topic is compacted.
         `last` is by partition, not by its name: a deleted topic may be created again.
         """
         self._env = env
@@ -72,8 +76,10 @@ class ViewMaintenance:
         self._locks = locks
         self._last = last
         self._compact = compact
+        self._note_compacted = note_compacted
         self._known_views: dict[TopicPartition, bool] = {}  # at the last round
         self._not_removed: set[TopicPartition] = set()  # partitions for which that was logged
+        self._not_noted: set[TopicPartition] = set()  # likewise, for `_note_policy`
         self._numbers = itertools.count(1)  # of compactions
         self._turns: dict[str, int] = {}  # the number of each topic's last one
 
@@ -89,12 +95,7 @@ class ViewMaintenance:
             present.add(topic_partition)
             view = self._views.partition(topic_partition)
             if view is not None:
-                if not view.log.is_known:
-                    await self._read_again(view)
-                if not existing.get(topic_partition) or self._has_retired(partition):
-                    await self._sweep(view)
-                if view.log.ledger is not None:
-                    view.log.ledger.drop_idle_indexes()
+                await self._maintain(view, is_new=not existing.get(topic_partition))
                 if self._is_due(view):
                     due.append(topic_partition)
             elif _is_off(partition):
@@ -119,8 +120,20 @@ class ViewMaintenance:
             self._last.pop(unserved.pop(), None)
             await turns.take()
         self._not_removed &= present
+        self._not_noted &= present
         await self._views.forget(present)
         return await self._compact_due(due)
+
+    async def _maintain(self, view: ViewPartition, *, is_new: bool) -> None:
+        """Bring memory and files of a view up to date, without compacting it."""
+        if not view.log.is_known:
+            await self._read_again(view)
+        if is_new or self._has_retired(view.base):
+            await self._sweep(view)
+        if view.log.ledger is not None:
+            view.log.ledger.drop_idle_indexes()
+        if _is_to_be_noted(view):
+            await self._note_policy(view)
 
     async def _compact_due(self, due: list[TopicPartition]) -> bool:
         """Compact views, a topic after the other; return whether there was no time for all."""
@@ -199,6 +212,23 @@ class ViewMaintenance:
             if not view.log.is_known:
                 await self._views.read_again(view)
 
+    async def _note_policy(self, view: ViewPartition) -> None:
+        """Record that the topic of a view is compacted now; until then it is not cleaned."""
+        partition = view.base.partition
+        async with self._locks.changing(partition):
+            if self._views.partition(partition) is not view or not _is_to_be_noted(view):
+                return  # it changed while this waited for a compaction
+            try:
+                await self._note_compacted(view)
+            except OSError as error:  # the next round tries again
+                if partition not in self._not_noted:
+                    logger.error(
+                        "view manifest not written", partition=str(partition), reason=str(error)
+                    )
+                self._not_noted.add(partition)
+            else:
+                self._not_noted.discard(partition)
+
     def _has_retired(self, partition: Partition) -> bool:
         """Return whether a replaced ledger can be removed now."""
         last = self._last.get(partition)
@@ -243,6 +273,14 @@ def _is_read(ledger: weakref.ref[Ledger]) -> bool:
     """Return whether a replaced ledger has readers, which may stay."""
     present = ledger()
     return present is not None and not present.is_revoked
+
+
+def _is_to_be_noted(view: ViewPartition) -> bool:
+    """Return whether the topic is compacted and the manifest does not say so."""
+    ledger = view.log.ledger
+    if ledger is None or not view.log.is_known:
+        return False
+    return view.log.config.compacts and not ledger.manifest.log_compacted
 
 
 def _is_off(partition: Partition) -> bool:

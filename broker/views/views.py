@@ -181,7 +181,7 @@ class Views:
 
         Without a ledger the log is the view, and with the strategy `offset` the cleaner may clean
         all of it. With another strategy it could remove the record that is the latest one for the
-        view.
+        view. With a ledger, the manifest must say first that the log is compacted.
         """
         if not base.log.config.compacts:
             return base.log.log_end_offset, Undecided.VIEW
@@ -201,7 +201,8 @@ class Views:
         if not is_known:
             return log.log_start_offset, Undecided.VIEW_UNKNOWN
         if view is not None and view.log.ledger is not None:
-            return view.log.horizon, Undecided.VIEW
+            is_noted = view.log.ledger.manifest.log_compacted
+            return view.log.horizon if is_noted else log.log_start_offset, Undecided.VIEW
         holds_all = view is not None and config.varve_view_strategy != "offset"
         return log.log_start_offset if holds_all else log.log_end_offset, Undecided.VIEW
 

@@ -63,6 +63,8 @@ class ViewManifest:
     version_header: str = ""  # with the strategy `header`
     first_offset: int = 0  # the log start when the view was made from the log alone
     deleted: DeletedKeys | None = None  # with a strategy other than `offset`
+    # The cleaner may have removed records of the log since the view was made from it alone.
+    log_compacted: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -88,6 +90,7 @@ def encode_manifest(manifest: ViewManifest) -> bytes:
         "version_header": manifest.version_header,
         "first_offset": manifest.first_offset,
         "deleted": manifest.deleted and [manifest.deleted.size_bytes, manifest.deleted.crc],
+        "log_compacted": manifest.log_compacted,
     }
     return sealed_json.seal(MANIFEST_MAGIC, MANIFEST_VERSION, payload)
 
@@ -129,4 +132,5 @@ def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
         version_header=str(payload.get("version_header", "")),
         first_offset=int(payload.get("first_offset", 0)),
         deleted=deleted,
+        log_compacted=bool(payload.get("log_compacted", False)),
     )

@@ -29,6 +29,7 @@ from tests.support.broker.views.view_broker import (
     WHERE,
     broker_with_view,
     produce,
+    producing,
     read_all,
 )
 from tests.support.broker.views.view_gate import Gate
@@ -37,6 +38,7 @@ from tests.support.storage.memory_env import MemoryEnv
 
 COMPACTED = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
 FOLDER = view_path(f"/disk1/{WHERE}")
+FIRST_MS = 1_700_000_000_000
 SETTINGS = CleanerSettings(dedupe_buffer_bytes=1 << 20)
 
 
@@ -473,3 +475,60 @@ async def test_a_slow_topic_loses_neither_values_nor_deletes_of_its_view_to_rete
         assert partition.log.log_start_offset == partition.log.log_end_offset == 3
         assert await read_all(broker) == [(1, b"b", b"1")]
         assert broker.view_scheduler.status()[0].missed == ()
+
+
+async def test_a_changed_strategy_is_refused_also_after_the_topic_stopped_being_compacted() -> None:
+    env = MemoryEnv()
+    by_time = {**COMPACTED, "varve.view.strategy": "timestamp"}
+    async with broker_with_view(env, by_time) as broker:
+        async with producing(broker) as producer:
+            for key, value, at in (
+                (b"a", b"new", 9),
+                (b"b", None, 9),
+                (b"a", b"late", 5),
+                (b"b", b"late", 5),
+            ):
+                await producer.send_and_wait(
+                    "orders", key=key, value=value, timestamp_ms=FIRST_MS + at
+                )
+        await broker.view_scheduler.compact(WHERE)
+        await clean(env, broker)
+        assert keys_in_log(broker) == [b"a", b"b"], "the late values: the cleaner goes by offset"
+        await alter(broker, {"cleanup.policy": "delete"})
+    by_offset = {"cleanup.policy": "delete", "varve.view.strategy": "offset"}
+    async with broker_with_view(env, {**by_time, **by_offset}) as broker:
+        with pytest.raises(ViewError, match=r"from timestamp to offset.*was compacted"):
+            await broker.view_scheduler.compact(WHERE)
+        assert [row[1:] for row in await read_all(broker)] == [(b"a", b"new")]
+
+
+async def test_a_topic_that_becomes_compacted_is_cleaned_once_the_manifest_says_so() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"a", b"2"))
+        await broker.view_scheduler.compact(WHERE)
+        await alter(broker, {})
+        assert bound(broker) == (0, Undecided.VIEW)
+        await broker.view_scheduler.tidy()
+        assert bound(broker)[0] == 2
+    async with broker_with_view(env.crash(), {"varve.view.strategy": "timestamp"}) as broker:
+        with pytest.raises(ViewError, match="was compacted"):
+            await broker.view_scheduler.compact(WHERE)
+
+
+async def test_a_topic_is_not_cleaned_while_the_manifest_of_its_view_cannot_be_written() -> None:
+    def is_manifest(operation: str, path: str) -> bool:
+        return operation == "pwrite" and path.endswith("manifest.tmp")
+
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"a", b"2"))
+        await broker.view_scheduler.compact(WHERE)
+        await alter(broker, {})
+        fault = env.fail_on(is_manifest, errno.ENOSPC)
+        for _ in range(2):
+            await broker.view_scheduler.tidy()
+            assert bound(broker) == (0, Undecided.VIEW)
+        fault.remove()
+        await broker.view_scheduler.tidy()
+        assert bound(broker)[0] == 2
