@@ -266,7 +266,7 @@ class Dispatcher:
         if context.response_memory is not None:
             await context.response_memory.grow_to(encoded_bytes)
 
-    async def _timed(
+    def _timed(
         self,
         key: int,
         version: int,
@@ -275,14 +275,31 @@ class Dispatcher:
         answer: Awaitable[Response],
         *,
         context: RequestContext | None,
-    ) -> Response:
+    ) -> Awaitable[Response]:
+        """Count a request that waits, and the time of each of its turns.
+
+        The first turn ends here. The next one begins in another round of the loop, after turns of
+        other requests.
+        """
         stats = self._stats[key]
         note_turn = stats.note_turn
         if context is not None:
             note_turn = partial(self._note_and_charge, stats, context)
         note_turn(time.perf_counter_ns() - started)
+        turns = MeasuredTurns(answer, note_turn)
+        return self._count_when_answered(key, version, correlation_id, started, turns)
+
+    async def _count_when_answered(
+        self,
+        key: int,
+        version: int,
+        correlation_id: int,
+        started: int,
+        answer: Awaitable[Response],
+    ) -> Response:
+        stats = self._stats[key]
         try:
-            return await MeasuredTurns(answer, note_turn)
+            return await answer
         except RowLimitError:
             refusal = encode_error(key, version, correlation_id, ErrorCode.INVALID_REQUEST)
             if refusal is None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -759,6 +760,42 @@ async def test_of_all_requests_of_a_user_one_has_a_turn_in_each_round(
             assert len(turns) - before <= turns_in_a_round
         await asyncio.gather(*answers)
     assert Counter(turns) == dict.fromkeys(users, 200)
+
+
+async def test_a_request_is_not_charged_with_the_work_of_others_before_its_next_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 0
+    monkeypatch.setattr(
+        "broker.handlers.dispatch.time", SimpleNamespace(perf_counter_ns=lambda: now_ns)
+    )
+    monkeypatch.setattr(loop_turns, "perf_counter_ns", lambda: now_ns)
+
+    def list_groups(*_: object) -> Any:
+        nonlocal now_ns
+        now_ns += 3_000
+
+        async def work() -> m.ListGroupsResponse:
+            nonlocal now_ns
+            now_ns += 5_000
+            return m.ListGroupsResponse()
+
+        return work()
+
+    request = codec.encode_request(ApiKey.HEARTBEAT, 4, 1, "me", m.HeartbeatRequest())
+    async with broker_in_memory(MemoryEnv(seed=1), topics={}) as broker:
+        broker.quotas.update({(("user", None),): {"request_percentage": 1.0}})
+        charged: list[int] = []
+        monkeypatch.setattr(broker.quotas, "charge_request", lambda _, ns: charged.append(ns))
+        dispatcher = Dispatcher(broker._services, {}, {ApiKey.HEARTBEAT: list_groups})
+        answer = dispatcher.handle(fake_connection(make_context(broker)), memoryview(request)[4:])
+        now_ns += 1_000_000  # other requests
+        assert inspect.isawaitable(answer)
+        await answer
+        stats = broker.stats.requests["Heartbeat"]
+    assert sum(charged) == 8_000
+    assert stats.longest_turn_ns == 5_000
+    assert stats.latency.sum_us == 1_008
 
 
 async def test_work_that_ends_its_turns_itself_waits_for_others_only_then() -> None:
