@@ -1,6 +1,7 @@
 """Splits long work on the event loop into turns; finishes work whose client disconnected."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, TypeVar
@@ -138,6 +139,56 @@ class SharedTurns(Awaitable[_T]):
     async def _take(self) -> None:
         await self._lock.acquire()
         asyncio.get_running_loop().call_soon(self._lock.release)  # the next round
+
+
+class TurnQueue:
+    """Runs turns in order, and each at most once in a round of the loop.
+
+    No turn begins when those of the round have taken `seconds`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds_max = seconds
+        self._seconds = 0.0
+        self._turns = deque[Callable[[], None]]()
+        self._is_scheduled = False
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the time of this round is used up."""
+        return self._seconds >= self._seconds_max
+
+    def add(self, turn: Callable[[], None]) -> None:
+        """Queue a turn. It charges its time, and may add itself for the next round."""
+        self._turns.append(turn)
+        self._schedule()
+
+    def charge(self, seconds: float) -> None:
+        """Count the time of a turn, from the queue or not.
+
+        The time is counted over several rounds until half of it is used up: a callback in each
+        round, to set it to zero, would slow down rounds with one small request.
+        """
+        self._seconds += seconds
+        if self._seconds >= self._seconds_max / 2:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        self._seconds = 0.0
+        try:
+            for _ in range(len(self._turns)):
+                if self.is_over:
+                    break
+                self._turns.popleft()()
+        finally:
+            if self._turns:
+                self._schedule()
 
 
 def _wait(

@@ -6,6 +6,12 @@ nothing until the response has been sent, so a client that stops reading delays 
 reads nothing while the budget of all receive buffers has no room for a frame that has begun
 (buffer_budget.py). Invalid bytes from a client close its connection and write one log line. An
 idle connection is closed by the listener (listener.py).
+
+A connection that has more requests after its turn queues for another turn. A round of the loop has
+time for a few turns. When this time is used up, a connection that receives requests may handle one
+of them at once, and queues for the others. So clients that send many requests delay one that sends
+few by the time of a round, however many connections they have. Strangers queue for each request,
+and in each round they have the time of one turn.
 """
 
 import asyncio
@@ -17,7 +23,7 @@ from typing import Final, Protocol, cast
 
 import structlog
 
-from broker.event_loop.loop_turns import TURN_SECONDS
+from broker.event_loop.loop_turns import TURN_SECONDS, TurnQueue
 from broker.logging import RateLimitedLogger
 from broker.network.buffer_budget import BufferBudget
 from broker.network.framing import INITIAL_BYTES, FrameReader
@@ -86,6 +92,8 @@ class ConnectionOwner(Protocol):
     handler: RequestHandler
     budget: BufferBudget
     response_budget: BufferBudget
+    turns: TurnQueue
+    stranger_turns: TurnQueue
 
     @property
     def max_request_bytes(self) -> int:
@@ -130,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._writer: SocketWriter | TlsWriter
         self._waiting: asyncio.Future[Response] | None = None
-        self._next_turn: asyncio.Handle | None = None  # the scheduled continuation of `_pump`
+        self._is_queued = False  # for its next turn
         self._muted: asyncio.TimerHandle | None = None  # ends the pause of a throttled client
         self._only_waits = False  # the waiting request changes nothing (long poll, join)
         self._reading = True
@@ -195,8 +203,8 @@ class Connection(asyncio.BufferedProtocol):
         self._tls.receive(nbytes)
         began = perf_counter()
         self._pump()
-        if self.is_stranger or perf_counter() - began >= TURN_SECONDS:
-            self._end_turn()  # uvloop would read more in this iteration of the loop
+        if perf_counter() - began >= TURN_SECONDS:
+            self._wait_for_turn()  # uvloop would read more in this round of the loop
 
     def eof_received(self) -> bool:
         """Close the connection when the client does."""
@@ -210,8 +218,6 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.close()
         if self.context is not None:
             self.context.cursors.clear()
-        if self._next_turn is not None:
-            self._next_turn.cancel()
         if self._muted is not None:
             self._muted.cancel()
         if self._waiting is not None:
@@ -325,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def give_back(self) -> None:
         """Release the buffer kept for the next request, if none has begun."""
-        if not self.busy and self._next_turn is None:
+        if not self.busy and not self._is_queued:
             self._reader.give_back()
             self._note_shrunk()
 
@@ -370,15 +376,47 @@ class Connection(asyncio.BufferedProtocol):
     # Requests and responses -----------------------------------------------------
 
     def _pump(self) -> None:
+        """Handle requests now, or when it is the turn of this connection."""
+        if self.is_stranger:
+            self._wait_for_turn()
+        else:
+            self._handle_requests(1 if self._owner.turns.is_over else REQUESTS_PER_TURN)
+
+    def _wait_for_turn(self) -> None:
+        """Receive nothing until the next turn."""
+        if self._open:
+            self._queue_turn()
+            self._mute_or_listen()
+
+    def _queue_turn(self) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            self._turns.add(self._take_turn)
+
+    @property
+    def _turns(self) -> TurnQueue:
+        return self._owner.stranger_turns if self.is_stranger else self._owner.turns
+
+    def _take_turn(self) -> None:
+        self._is_queued = False
+        if self._open:
+            self._handle_requests(1 if self.is_stranger else REQUESTS_PER_TURN)
+
+    def _handle_requests(self, max_requests: int) -> None:
+        turns, began = self._turns, perf_counter()
+        self._take_requests(max_requests, began + TURN_SECONDS)
+        turns.charge(perf_counter() - began)
+
+    def _take_requests(self, max_requests: int, turn_end: float) -> None:
         out: list[Part] = []
         out_bytes = 0
         handled = 0
-        turn_end = perf_counter() + TURN_SECONDS
         try:
             while self._takes_requests():
-                is_over = handled == REQUESTS_PER_TURN or out_bytes > GATHERED_BYTES_MAX
+                is_over = handled == max_requests or out_bytes > GATHERED_BYTES_MAX
                 if is_over or (handled and perf_counter() >= turn_end):
-                    self._next_turn = self._loop.call_soon(self._take_turn)
+                    if self._has_received():
+                        self._queue_turn()
                     break
                 handled += 1
                 frame = self._reader.next_frame()
@@ -437,18 +475,13 @@ class Connection(asyncio.BufferedProtocol):
         hint = "; does the client use TLS?" if error.reason in _NOT_TLS else ""
         self.close(f"TLS failed: {error.reason or error}{hint}")
 
+    def _has_received(self) -> bool:
+        """Return whether there are bytes of a request that was not handled."""
+        return not (self._reader.is_empty and (self._tls is None or self._tls.is_empty))
+
     def _takes_requests(self) -> bool:
-        idle = self._waiting is None and self._writer.idle and self._next_turn is None
+        idle = self._waiting is None and self._writer.idle and not self._is_queued
         return idle and self._muted is None and self._open and not self._finishing
-
-    def _end_turn(self) -> None:
-        if self._open and self._next_turn is None:
-            self._next_turn = self._loop.call_soon(self._take_turn)
-            self._mute_or_listen()
-
-    def _take_turn(self) -> None:
-        self._next_turn = None
-        self._pump()
 
     def _flush(self, out: list[Part]) -> None:
         try:
@@ -503,7 +536,7 @@ class Connection(asyncio.BufferedProtocol):
     def _mute_or_listen(self) -> None:
         if not self._open:
             return
-        listen = self._waiting is None and self._writer.idle and self._next_turn is None
+        listen = self._waiting is None and self._writer.idle and not self._is_queued
         if listen and self._muted is not None:
             self._reader.trim()
             self._note_shrunk()

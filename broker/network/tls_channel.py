@@ -20,7 +20,7 @@ from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError
 from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
-STRANGER_BYTES: Final = 4 << 10  # per iteration of the loop, of a client without credentials
+STRANGER_BYTES: Final = 4 << 10  # per turn, of a client without credentials
 # In a row: of a handshake, and of what follows without data. An incomplete record has up to
 # 16.3 KiB, a certificate with those of its authorities up to 10.
 BYTES_WITHOUT_DATA_MAX: Final = 32 << 10
@@ -51,6 +51,11 @@ class TlsChannel:
     def peer_certificate(self) -> bytes | None:
         """Return the verified certificate of the client in DER; None if it sent none."""
         return self._tls.getpeercert(binary_form=True)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether all received bytes were decrypted and taken."""
+        return not (self._incoming.pending or self._tls.pending())
 
     def get_buffer(self, nbytes: int = RECEIVE_BYTES) -> memoryview:
         """Return the buffer for the next `nbytes` encrypted bytes."""

@@ -1,8 +1,8 @@
 """SaslHandshake and SaslAuthenticate: the gate that a connection of a SASL listener passes.
 
 Rules (KIP-43, KIP-152, KIP-368), as in Kafka
-- Before authentication only ApiVersions, SaslHandshake and SaslAuthenticate have an answer. Any
-  other request closes the connection.
+- Before authentication only ApiVersions, SaslHandshake and SaslAuthenticate have an answer, and
+  only a few of them. Any other request closes the connection.
 - After SaslHandshake 0, tokens follow as frames of their own, without request headers.
 - A failure has an answer, which waits for some time (failed_attempts.py). Then the connection is
   closed, with one log line that names the address and the user.
@@ -36,6 +36,9 @@ from protocol.messages import (
 
 REAUTHENTICATION_SECONDS_MIN: Final = 1.0  # between two starts on one connection
 LOGGED_NAME_LENGTH: Final = 200
+# Before the first authentication. Clients need three to six: ApiVersions once or twice (a version
+# that the broker does not know), SaslHandshake, and one to three tokens.
+STRANGER_REQUESTS_MAX: Final = 10
 OTHER_MECHANISM: Final = "other"  # in metrics, for a mechanism that is not enabled
 
 
@@ -74,6 +77,7 @@ class SaslGate:
         self._exchange: Exchange | None = None  # in progress
         self._has_headers = True  # whether tokens come in SaslAuthenticate requests
         self._session: Session | None = None  # whose end is known
+        self._stranger_requests = 0
         self._reauthentication_began = float("-inf")
 
     @property
@@ -83,6 +87,12 @@ class SaslGate:
 
     def admit(self, connection: Connection, frame: memoryview) -> Awaitable[bytes] | None:
         """See AuthenticationGate."""
+        if connection.is_stranger:
+            self._stranger_requests += 1
+            if self._stranger_requests > STRANGER_REQUESTS_MAX:
+                raise CloseConnectionError(
+                    f"more than {STRANGER_REQUESTS_MAX} requests before the authentication"
+                )
         if self._exchange is not None and not self._has_headers:
             return self._take_bare_token(connection, self._exchange, bytes(frame))
         key = int.from_bytes(frame[:2]) if len(frame) > 1 else -1

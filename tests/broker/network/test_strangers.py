@@ -18,6 +18,8 @@ from broker.network.listener import (
     IDLE_EVICT_SECONDS,
     RECEIVE_SECONDS_MAX,
     RECEIVE_STALL_SECONDS,
+    ROUND_SECONDS,
+    STRANGERS_ROUND_SECONDS,
     address_of,
 )
 from broker.network.socket_writer import SocketWriter
@@ -341,21 +343,77 @@ class SlowHandler:
             await asyncio.sleep(0)
 
 
-async def test_requests_that_take_long_do_not_hold_the_loop_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@asynccontextmanager
+async def running_slowly(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Broker, Any]]:
+    """A broker that takes a millisecond of its own clock for each request."""
     async with running() as broker:
         slow = SlowHandler(broker.listener.handler)
         broker.listener.handler = slow
         monkeypatch.setattr("broker.network.connection.perf_counter", lambda: slow.now)
         ticker = asyncio.create_task(slow.count_turns())
-        reader, writer = await connect(broker)
-        body = m.ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)
-        request = codec.encode_request(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 1, "c", body)
-        writer.write(request * 100)
-        for _ in range(100):
-            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
-            await reader.readexactly(size)
+        yield broker, slow
         ticker.cancel()
+
+
+REQUEST = codec.encode_request(
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    0,
+    1,
+    "c",
+    m.ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None),
+)
+
+
+async def read_answers(streams: Streams, count: int) -> None:
+    for _ in range(count):
+        (size,) = struct.unpack(">i", await asyncio.wait_for(streams[0].readexactly(4), 20))
+        await streams[0].readexactly(size)
+
+
+async def test_requests_that_take_long_do_not_hold_the_loop_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_slowly(monkeypatch) as (broker, slow):
+        streams = await connect(broker)
+        streams[1].write(REQUEST * 100)
+        await read_answers(streams, 100)
         assert slow.requests_by_turn.total() == 100
         assert max(slow.requests_by_turn.values()) <= 2
+
+
+async def test_strangers_together_have_the_time_of_one_turn_in_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_slowly(monkeypatch) as (broker, slow):
+        strangers = [await connect(broker) for _ in range(30)]
+        for _, writer in strangers:
+            writer.write(REQUEST)
+        for streams in strangers:
+            await read_answers(streams, 1)
+        assert slow.requests_by_turn.total() == 30
+        assert max(slow.requests_by_turn.values()) <= STRANGERS_ROUND_SECONDS * 1000
+
+
+async def test_clients_with_many_requests_delay_one_with_few_by_the_time_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_slowly(monkeypatch) as (broker, slow):
+        busy = [await connect(broker) for _ in range(60)]
+        client = await connect(broker)
+        for streams in (*busy, client):
+            streams[1].write(REQUEST)
+            await read_answers(streams, 1)
+        for _, writer in busy:
+            writer.write(REQUEST * 50)
+        await wait_true(lambda: slow.requests_by_turn.total() > 2 * len(busy))
+        slow.requests_by_turn.clear()
+        for _ in range(20):
+            began = slow.turn
+            client[1].write(REQUEST)
+            await read_answers(client, 1)
+            assert slow.turn - began < 10  # rounds that the transports need, and no queue of 60
+        slow_rounds = slow.requests_by_turn.values()
+        assert sum(slow_rounds) > 500
+        assert max(slow_rounds) <= ROUND_SECONDS * 1000 + 3  # the last turn, and the client
+        for streams in busy:
+            await read_answers(streams, 50)

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.handlers.security.sasl import STRANGER_REQUESTS_MAX
 from broker.lifecycle.reload import read_secrets
 from broker.security.scram import matches
 from config.security.secrets import SecretError
@@ -206,6 +207,29 @@ async def test_a_stranger_cannot_announce_a_large_frame(password_file: str) -> N
         client.writer.write(header)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.reader.read(1), 0.05)
+        client.close()
+
+
+async def test_a_stranger_has_few_requests(password_file: str) -> None:
+    env = MemoryEnv(seed=1)
+    async with running(password_file, env, max_reauth_ms=10_000) as broker:
+        client = await SaslClient.connect(broker, host="127.0.0.5")  # with log lines of its own
+        for _ in range(STRANGER_REQUESTS_MAX):
+            await client.ask(ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
+        with capture_logs() as lines:
+            client.writer.write(encode_handshake("PLAIN"))
+            assert await client.is_closed()
+        assert [line["reason"] for line in lines] == [
+            f"more than {STRANGER_REQUESTS_MAX} requests before the authentication"
+        ]
+        client = await SaslClient.connect(broker)
+        for _ in range(STRANGER_REQUESTS_MAX - 2):
+            await client.ask(ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
+        await client.plain("alice", PASSWORD)
+        env.advance_ms(1_000)
+        await client.plain("alice", PASSWORD)
+        for _ in range(STRANGER_REQUESTS_MAX):
+            assert await client.is_served()
         client.close()
 
 
