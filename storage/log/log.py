@@ -81,7 +81,7 @@ class Log:
         state = LogState(context, partition, topic_id, directory, config, loaded=loaded)
         self._state = state
         self._deletions = ScheduledDeletions(context.env, directory)
-        self.epochs = LogEpochs(state, loaded.epochs)
+        self.epochs = LogEpochs(state, loaded.epochs, is_stale=loaded.epochs_learned)
         self.reader = LogReader(state, self.epochs)
         self.flusher = LogFlusher(state)
         self.roller = LogRoller(state, self.flusher)

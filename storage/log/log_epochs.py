@@ -26,11 +26,11 @@ class LogEpochs:
 
     __slots__ = ("_is_stale", "_state", "is_entered", "known")
 
-    def __init__(self, state: LogState, known: LeaderEpochs) -> None:
+    def __init__(self, state: LogState, known: LeaderEpochs, *, is_stale: bool) -> None:
         self._state = state
         self.known = known
         self.is_entered = False  # the current epoch is recorded
-        self._is_stale = False  # the file has removed epochs, or lacks the current one
+        self._is_stale = is_stale  # the file has removed epochs, or lacks some
 
     def enter(self, write: WriteFile = write_file_atomically) -> None:
         """Record durably where the current leader epoch begins.

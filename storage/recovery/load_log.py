@@ -92,6 +92,7 @@ class LoadedLog:
     leader_epoch: int
     notes: tuple[str, ...]  # repairs, for the log lines
     counts: RecoveryCounts = field(default_factory=RecoveryCounts)
+    epochs_learned: bool = False  # from the batches: their file is missing or wrong
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ class _Loading:
     segments: list[Segment] = field(default_factory=list)
     next_offset: int = 0
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    epochs_learned: bool = False
     states: ProducerStates = field(default_factory=ProducerStates)
     first_recovered: int = 0  # index of the first segment that was verified
     notes: list[str] = field(default_factory=list)
@@ -511,10 +513,7 @@ def _recover_batch(
         if reason:
             raise _ContradictedError(batch.position, reason)
         segment.index_batch(header, batch.position)
-        if header.partition_leader_epoch >= 0:
-            latest = loading.epochs.latest
-            if latest is None or header.partition_leader_epoch > latest.epoch:
-                loading.epochs.assign(header.partition_leader_epoch, header.base_offset)
+        _compare_epoch(loading, header.partition_leader_epoch, header.base_offset)
         loading.next_offset = header.next_offset
         return note_batch(loading.states, batch)
     raise CorruptBatchError(reason, batch.position, segment.path)
@@ -645,6 +644,7 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
         loading.env.sync_dir(loading.directory)
     first_base_offset = loading.segments[0].base_offset
     log_start_offset = first_base_offset if noted_start_offset is None else noted_start_offset
+    leader_epoch = _settle_epoch(loading, log_start_offset, was_clean=was_clean)
     return LoadedLog(
         segments=SegmentList(loading.segments),
         producers=loading.states,
@@ -652,20 +652,23 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
         log_start_offset=log_start_offset,
         log_end_offset=end_offset,
         recovery_point=min(loading.recovery_point, end_offset),
-        leader_epoch=_settle_epoch(loading, log_start_offset, was_clean=was_clean),
+        leader_epoch=leader_epoch,
         notes=tuple(loading.notes),
         counts=loading.counts,
+        epochs_learned=loading.epochs_learned,
     )
 
 
 def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> int:
     """Remove epochs of truncated batches, begin a new one after a crash; return the epoch."""
     epochs = loading.epochs
-    if not len(epochs):
-        epoch = _last_epoch_in(loading.segments)
-        if epoch >= 0:
-            epochs.assign(epoch, log_start_offset)
     highest = epochs.latest.epoch if epochs.latest is not None else -1
+    last = next((s for s in reversed(loading.segments) if s.last_epoch >= 0), None)
+    if last is not None:
+        _compare_epoch(loading, last.last_epoch, last.last_epoch_offset)
+    if loading.epochs_learned:
+        _learn_epochs(loading)
+        highest = max([highest, *(entry.epoch for entry in epochs.entries)])
     epochs.truncate_from_end(loading.next_offset)
     epochs.truncate_from_start(log_start_offset)
     if highest < 0:
@@ -673,13 +676,29 @@ def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) 
     return highest if was_clean else highest + 1
 
 
-def _last_epoch_in(segments: Sequence[Segment]) -> int:
-    """Return the leader epoch of the last readable batch, -1 if there is none."""
-    for segment in reversed(segments):
-        _, position = segment.indexes.offsets.last
-        epoch = -1
-        for batch in segment.readable_batches(position):
-            epoch = batch.header.partition_leader_epoch
-        if epoch >= 0:
-            return epoch
-    return -1
+def _compare_epoch(loading: _Loading, epoch: int, offset: int) -> None:
+    """Note whether the epochs contradict that of a batch: their file is missing or wrong.
+
+    An epoch is durable before its first batch.
+    """
+    epochs, latest = loading.epochs, loading.epochs.latest
+    if epoch < 0 or loading.epochs_learned:
+        return
+    if latest is not None and latest.epoch == epoch and latest.start_offset <= offset:
+        return
+    if epochs.epoch_of(offset) != epoch:
+        loading.epochs_learned = True
+        if latest is not None:
+            loading.note(f"the leader epochs contradict epoch {epoch} of offset {offset}")
+
+
+def _learn_epochs(loading: _Loading) -> None:
+    """Replace the epochs by those of all batches."""
+    epochs = loading.epochs
+    epochs.clear()
+    for segment in loading.segments:
+        loading.go_on()
+        for batch in segment.readable_batches(0):
+            epoch, latest = batch.header.partition_leader_epoch, epochs.latest
+            if epoch >= 0 and (latest is None or epoch > latest.epoch):
+                epochs.assign(epoch, batch.header.base_offset)

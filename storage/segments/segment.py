@@ -118,6 +118,8 @@ class Segment:
         "file",
         "has_transactions",
         "is_sealed",
+        "last_epoch",
+        "last_epoch_offset",
         "last_modified_ms",
         "max_timestamp_ms",
         "max_timestamp_offset",
@@ -153,6 +155,8 @@ class Segment:
         self.uncleanable: DamagedRanges = ()
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
+        self.last_epoch = -1  # leader epoch of the last batch that was read while loading
+        self.last_epoch_offset = base_offset  # base offset of that batch
         self._first_timestamp_ms: int | None = None
         self._is_truncated = False  # by `cut_back`, since the last `sync_truncation`
         self._facts: SegmentFacts | None = None  # of a closed segment
@@ -323,6 +327,8 @@ class Segment:
 
     def _note_batch(self, header: BatchHeader) -> None:
         self._note_timestamp(header.max_timestamp, header.next_offset - 1)
+        self.last_epoch = header.partition_leader_epoch
+        self.last_epoch_offset = header.base_offset
         if header.is_transactional:
             self.has_transactions = True
 

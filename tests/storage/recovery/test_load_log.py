@@ -41,6 +41,7 @@ from tests.support.storage.logs import (
     value_at,
 )
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.swaps import put
 from tests.support.storage.timestamps import first_of_largest, first_since
 
 BATCH_BYTES = len(batch_of(value_at(0)))
@@ -486,6 +487,47 @@ def test_epochs_are_learnt_from_batches_when_their_file_is_gone(env: MemoryEnv) 
 
 def idempotent(log: Log, sequence: int, producer_id: int = 5) -> None:
     append(log, b"v", producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+
+
+DAMAGED_EPOCHS = {
+    "missing": None,
+    "the last one lowered": lambda lines: lines.replace(b"\n5 4\n", b"\n4 4\n"),
+    "the last one raised": lambda lines: lines.replace(b"\n5 4\n", b"\n7 4\n"),
+    "without the last one": lambda lines: lines.replace(b"\n3\n", b"\n2\n").replace(
+        b"\n5 4\n", b"\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("was_clean", [True, False])
+@pytest.mark.parametrize("how", DAMAGED_EPOCHS)
+def test_epochs_that_contradict_the_batches_are_read_from_them(
+    env: MemoryEnv, how: str, was_clean: bool
+) -> None:
+    """Java's consumers compare epochs, and would skip records or begin anew."""
+    log = open_log(env)
+    for epoch in (0, 3, 5):
+        log._state.leader_epoch = epoch
+        log.epochs.is_entered = False
+        fill(log, 2)
+    log.close()
+    path = f"{FOLDER}/{LEADER_EPOCH_CHECKPOINT}"
+    right = env.read_file(path)
+    assert right.endswith(b"\n3\n0 0\n3 2\n5 4\n")
+    change = DAMAGED_EPOCHS[how]
+    env.unlink(path)
+    if change is not None:
+        put(env, path, change(right))
+        assert env.read_file(path) != right
+    again = open_log(env, was_clean=was_clean, recovery_point=6)
+    ends = [again.reader.end_offset_for_epoch(epoch) for epoch in (0, 1, 3, 4)]
+    assert ends == [(0, 2), (0, 2), (3, 4), (3, 4)]
+    assert again.leader_epoch >= (5 if was_clean else 6)
+    if again.leader_epoch > 5:
+        assert again.reader.end_offset_for_epoch(5) == (5, 6)
+    again.close()
+    if was_clean and how != "the last one raised":
+        assert env.read_file(path) == right
 
 
 def test_producers_are_read_from_the_newest_usable_snapshot(env: MemoryEnv) -> None:
