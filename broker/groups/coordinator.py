@@ -22,6 +22,7 @@ from broker.groups.consumer.model import ConsumerGroup, TopicLookup, TopicMetada
 from broker.groups.deletion import GroupDeletion
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GroupLog
+from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import Clock, GroupStats, LiveClassicGroup
 from broker.groups.member_requests import MemberRequests, random_id
 from broker.groups.offset_commits import OffsetCommits
@@ -70,6 +71,7 @@ class GroupCoordinator:
             store, settings.max_groups, metadata, MemoryBudget(settings.max_offsets_bytes)
         )
         log = self._log = GroupLog(store, clock, stats, settings.append_timeout_ms)
+        turns = LargeGroupTurns()
         factory = GroupFactory(
             served,
             log,
@@ -78,6 +80,7 @@ class GroupCoordinator:
             topics=topics,
             metadata=metadata,
             stats=stats,
+            turns=turns,
         )
         self.members = MemberRequests(
             served,
@@ -85,6 +88,7 @@ class GroupCoordinator:
             settings=settings,
             metadata=metadata,
             regexes=TopicRegexes(topics, clock.wall_ms),
+            turns=turns,
             new_id=new_id,
         )
         self.offsets = OffsetCommits(served, factory, log, topics, stats)

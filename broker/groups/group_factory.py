@@ -13,6 +13,7 @@ from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.consumer.classic_members import downgraded, upgraded
 from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
 from broker.groups.group_log import GroupLog
+from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import Clock, GroupContext, GroupStats, LiveClassicGroup
 from broker.groups.live_consumer_group import ConsumerGroupContext, LiveConsumerGroup
 from broker.groups.offsets.committed_offsets import CommittedOffsets
@@ -41,6 +42,7 @@ class GroupFactory:
         topics: TopicLookup,
         metadata: MemoryBudget,
         stats: GroupStats,
+        turns: LargeGroupTurns,
     ) -> None:
         self._served = served
         self._log = log
@@ -59,6 +61,7 @@ class GroupFactory:
             self._downgrade,
             metadata.note,
             served.max_record_bytes,
+            turns,
         )
 
     def classic(self, state: State, offsets: CommittedOffsets) -> LiveClassicGroup:

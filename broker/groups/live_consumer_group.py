@@ -53,6 +53,7 @@ from broker.groups.consumer.records import (
     largest_record_bytes,
     tombstones,
 )
+from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import Clock, GroupStats, Timer
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_expiry import expired_unsubscribed
@@ -103,6 +104,7 @@ class ConsumerGroupContext:
     downgrade: "Downgrade"
     resized: Callable[[str, int], None]
     max_record_bytes: Callable[[str], int]  # by group; also of the classic group it may become
+    turns: LargeGroupTurns
     large_assignments: FairSlots = field(
         default_factory=partial(FairSlots, LARGE_ASSIGNMENTS_AT_ONCE)
     )
@@ -569,29 +571,37 @@ class LiveConsumerGroup:
             )
 
     async def _assign(self, client: Hashable | None) -> None:
-        """Compute target assignments until they are as new as the group."""
-        while self.group.epoch > self.group.assignment_epoch and not self.is_dead:
-            task = state.assignment_task(self.group, self._topics)
-            if task.size <= SMALL_ASSIGNMENT:
-                self._change(state.with_targets(self.group, task.epoch, task.compute()))
-                continue
-            if self._assigning is None or self._assigning.done():
-                # A task of its own, because the first client may disconnect while others wait.
-                self._assigning = asyncio.create_task(self._assign_in_thread(task, client))
-            await asyncio.shield(self._assigning)
+        """Compute target assignments until they are as new as the group.
 
-    async def _assign_in_thread(self, task: state.AssignmentTask, client: Hashable | None) -> None:
+        All members of a large group wait for one computation, and then go on in turns.
+        """
+        while self.group.epoch > self.group.assignment_epoch and not self.is_dead:
+            if self._assigning is None or self._assigning.done():
+                if state.assignment_size(self.group, self._topics) <= SMALL_ASSIGNMENT:
+                    task = state.assignment_task(self.group, self._topics)
+                    self._change(state.with_targets(self.group, task.epoch, task.compute()))
+                    continue
+                # A task of its own, because the first client may disconnect while others wait.
+                self._assigning = asyncio.create_task(self._assign_in_thread(client))
+            await asyncio.shield(self._assigning)
+            await self._context.turns.wait(self.group.group_id, len(self.group.members))
+
+    async def _assign_in_thread(self, client: Hashable | None) -> None:
         async with self._context.large_assignments.slot(client):
             if self.is_dead:
                 return
-            if task.epoch != self.group.epoch:  # it changed meanwhile
-                task = state.assignment_task(self.group, self._topics)
-            targets = await asyncio.to_thread(task.compute)
+            group, topics = self.group, self._topics
+            # Its input takes time in proportion to the members, too.
+            targets = await asyncio.to_thread(
+                lambda: state.assignment_task(group, topics).compute()
+            )
         if not self.is_dead:
-            self._change(state.with_targets(self.group, task.epoch, targets))
+            self._change(state.with_targets(self.group, group.epoch, targets))
 
     def _change(self, after: ConsumerGroup) -> None:
         before, self.group = self.group, after
+        if after is before:
+            return  # most heartbeats; what follows looks at all members
         if after.members is not before.members:
             self.note_size()
         if after.epoch != before.epoch:

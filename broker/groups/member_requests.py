@@ -8,10 +8,7 @@ cancellation.
 import uuid
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Final
 
-from broker.event_loop.fair_slots import FairSlots
-from broker.event_loop.loop_turns import yield_to_loop
 from broker.groups.classic.membership import outgrows_record
 from broker.groups.classic.model import (
     NO_MEMBER_ID,
@@ -38,6 +35,7 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import are_names
+from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.served_groups import AnyGroup, ServedGroups
@@ -48,8 +46,6 @@ from protocol.errors import ErrorCode
 
 # Characters of a client's name in its member ids.
 NAME_CHARS = 255
-# Members: a join takes time in proportion to them, a tenth of a millisecond for as many.
-LARGE_GROUP: Final = 100
 
 
 def random_id() -> str:
@@ -68,6 +64,7 @@ class MemberRequests:
         settings: CoordinatorSettings,
         metadata: MemoryBudget,
         regexes: TopicRegexes,
+        turns: LargeGroupTurns,
         new_id: Callable[[], str] = random_id,
     ) -> None:
         self._served = served
@@ -76,7 +73,7 @@ class MemberRequests:
         self._metadata = metadata
         self._regexes = regexes
         self._new_id = new_id
-        self._turns = FairSlots(1)  # by group
+        self._turns = turns
 
     async def join(
         self,
@@ -120,11 +117,8 @@ class MemberRequests:
         return answer
 
     async def _wait_turn(self, group_id: str) -> None:
-        """Let one request of large groups run in a round of the event loop."""
         live = self._served.get(group_id)
-        if live is not None and len(live.group.members) > LARGE_GROUP:
-            async with self._turns.slot(group_id):
-                await yield_to_loop()
+        await self._turns.wait(group_id, 0 if live is None else len(live.group.members))
 
     def _outgrows_record(self, group: Group, request: JoinRequested) -> bool:
         static = request.instance_id is not None and group.static_member(request.instance_id)
@@ -203,6 +197,7 @@ class MemberRequests:
 
     async def leave(self, group_id: str, request: LeaveRequested) -> LeaveAnswer:
         """Answer LeaveGroup. Sets `waiter`."""
+        await self._wait_turn(group_id)
         live, error = self._live(group_id)
         if live is None and error is ErrorCode.UNKNOWN_MEMBER_ID:
             unknown = tuple((member, instance, error) for member, instance in request.members)
@@ -242,6 +237,7 @@ class MemberRequests:
             return HeartbeatAnswer(error)
         try:
             regexes = await self._resolve(group_id, request.regex, viewer)
+            await self._wait_turn(group_id)
             live = self._consumer_group(group_id, request, viewer, creator)
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)

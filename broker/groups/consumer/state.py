@@ -274,20 +274,20 @@ class AssignmentTask:
     members: tuple[Subscriber, ...]
     topics: Mapping[str, TopicMetadata]
 
-    @property
-    def size(self) -> int:
-        """Return about how many steps the assignor takes.
-
-        `uniform` looks at the subscribers of each topic unless all members have the same topics.
-        """
-        members = len(self.members)
-        partitions = sum(topic.partition_count for topic in self.topics.values())
-        is_same = len({member.topics for member in self.members}) <= 1
-        return members + partitions + (0 if is_same else members * len(self.topics))
-
     def compute(self) -> Mapping[str, Assignment]:
         """Return the target of each member."""
         return self.assignor(self.members, self.topics)
+
+
+def assignment_size(group: ConsumerGroup, topics: Mapping[str, TopicMetadata]) -> int:
+    """Return about how many steps an assignor takes; `topics` are those of the group, by name.
+
+    `uniform` looks at the subscribers of each topic unless all members have the same topics.
+    """
+    members = len(group.members)
+    partitions = sum(topic.partition_count for topic in topics.values())
+    distinct = {(member.topics, member.regex) for member in group.members.values()}
+    return members + partitions + (0 if len(distinct) <= 1 else members * len(topics))
 
 
 def assignment_task(group: ConsumerGroup, topics: Mapping[str, TopicMetadata]) -> AssignmentTask:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
-from broker.groups import group_log, live_classic_group, member_requests
+from broker.groups import group_log, large_group_turns, live_classic_group
 from broker.groups.classic.model import (
     CompletingRebalance,
     Empty,
@@ -132,7 +132,7 @@ async def test_members_whose_sessions_end_at_the_same_time_are_removed_together(
 
 
 async def test_joins_of_large_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_requests, "LARGE_GROUP", 1)
+    monkeypatch.setattr(large_group_turns, "LARGE_GROUP", 1)
     world, rounds = World(), [0]
     for group_id in ("g", "h"):
         first = await world.stable(group_id=group_id, instance_id="first")

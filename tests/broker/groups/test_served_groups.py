@@ -6,6 +6,7 @@ from broker.groups.classic.model import Empty, Group
 from broker.groups.coordinator import NoTopics
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GROUP_NAME_BYTES_MAX, GroupLog
+from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_records import committed_offset
@@ -41,6 +42,7 @@ class Groups:
             topics=NoTopics(),
             metadata=self.metadata,
             stats=stats,
+            turns=LargeGroupTurns(),
         )
 
     def create(self, group_id: str, creator: str = "ann") -> LiveClassicGroup:

@@ -4,14 +4,17 @@ import asyncio
 import errno
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from broker import client_patterns
 from broker.event_loop import loop_turns
-from broker.groups import live_consumer_group
+from broker.groups import large_group_turns, live_consumer_group
 from broker.groups.classic.model import CommitRequested
 from broker.groups.consumer import state
 from broker.groups.consumer.model import (
@@ -34,6 +37,7 @@ from broker.groups.consumer.records import (
 from broker.groups.consumer.state import (
     NAMES_MAX,
     AssignmentTask,
+    assignment_size,
     assignment_task,
     preferred_assignor,
 )
@@ -561,7 +565,6 @@ async def test_names_of_topics_that_do_not_exist_cost_an_assignor_nothing() -> N
     first, second, third = (member.topics for member in task.members)
     assert first is second is third
     assert first == {"orders"}
-    assert task.size == 3 + 6
 
 
 async def test_the_size_of_an_assignment_counts_the_members_of_each_topic() -> None:
@@ -571,7 +574,7 @@ async def test_the_size_of_an_assignment_counts_the_members_of_each_topic() -> N
         Client(world, "b", topics=frozenset({"orders", "bills"})),
     ]
     await converge(*clients)
-    assert assignment_task(group(world), topics.existing()).size == 2 + 100 + 2 * 2
+    assert assignment_size(group(world), topics.existing()) == 2 + 100 + 2 * 2
 
 
 async def test_one_user_has_one_large_assignment_at_a_time(
@@ -601,6 +604,66 @@ async def test_one_user_has_one_large_assignment_at_a_time(
     finally:
         may_end.set()
     assert [len(answer.assignment or ()) for answer in await asyncio.gather(*waiting)] == [2, 2, 2]
+
+
+@pytest.fixture
+def every_assignment_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_consumer_group, "SMALL_ASSIGNMENT", 0)
+    monkeypatch.setattr(large_group_turns, "LARGE_GROUP", 1)
+
+
+async def test_members_that_wait_for_a_large_assignment_share_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, every_assignment_is_large: None
+) -> None:
+    threads, may_end = list[int](), threading.Event()
+    world, _ = make_world(orders=12)
+
+    def slow(group: ConsumerGroup, topics: Mapping[str, TopicMetadata]) -> AssignmentTask:
+        threads.append(threading.get_ident())
+        assert may_end.wait(60)
+        return assignment_task(group, topics)
+
+    monkeypatch.setattr(state, "assignment_task", slow)
+    joins = [await world.begin(Client(world, name).heartbeat()) for name in "abcdefghij"]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    may_end.set()
+    answers = await asyncio.gather(*joins)
+    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert len(threads) == 2, "of the first member, and of all"
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("epoch", [0, -1])
+async def test_heartbeats_of_large_groups_take_turns(
+    monkeypatch: pytest.MonkeyPatch, every_assignment_is_large: None, epoch: int
+) -> None:
+    world, rounds = make_world(orders=12)[0], [0]
+    clients = [Client(world, f"m{n}", group_id=g) for n in range(6) for g in ("g", "h")]
+    await converge(*clients, rounds=3)
+    visits: dict[tuple[object, ...], int] = {}  # the round of each step that looks at all members
+
+    def note(place: ModuleType, step: str, member_id: Callable[..., str]) -> None:
+        function = getattr(place, step)
+
+        def noted(group: ConsumerGroup, *arguments: Any) -> object:
+            visits.setdefault((step, group.group_id, member_id(*arguments)), rounds[-1])
+            return function(group, *arguments)
+
+        monkeypatch.setattr(place, step, noted)
+
+    note(state, "update_member", lambda request, *_: request.member_id)
+    note(state, "after_leave", lambda request: request.member_id)
+    note(live_consumer_group, "reconciled", lambda member, _owned: member.member_id)
+    for client in clients:
+        client.epoch = epoch
+    beats = [asyncio.ensure_future(client.heartbeat()) for client in clients]
+    while not all(beat.done() for beat in beats):
+        rounds.append(rounds[-1] + 1)
+        await asyncio.sleep(0)
+    assert len(visits) == len(clients) * (2 if epoch == 0 else 1)
+    most = Counter((step, visited) for (step, *_), visited in visits.items())
+    assert max(most.values()) == 1, most
 
 
 def records_of(world: World) -> int:
