@@ -162,7 +162,6 @@ class Broker:
 
         # The cleaner, and views, which limit what it may clean.
         self.views = Views(env, self.topics, self.directory_threads, self.stats)
-        self.readiness = Readiness(self.manager, self.views, self.directory_threads)
         self.cleaning = BrokerCleanerHost(
             env,
             self.manager,
@@ -219,6 +218,11 @@ class Broker:
             metadata_service=self.metadata_service,
             producer_ids=self.producer_ids,
             threads=self.directory_threads,
+        )
+        self.readiness = Readiness(
+            self.manager,
+            self.directory_threads,
+            failures=(self.coordinators.failures, self.views.failures),
         )
 
         # Work on logs beside the cleaner: compaction of views, moves, leases, checks.

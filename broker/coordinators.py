@@ -4,7 +4,7 @@ A coordinator has as many partitions as its topic. An existing topic keeps its n
 coordinators are built after the logs are open.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.groups.coordinator import GroupCoordinator
@@ -123,6 +123,11 @@ class Coordinators:
         """Stop serving the groups and transactions of partitions that are offline."""
         self.offsets_topic.fail(partitions)
         self.transaction_topic.fail(partitions)
+
+    def failures(self) -> Iterator[tuple[TopicPartition, str]]:
+        """Yield the partitions whose groups or transactions are not served, and why."""
+        yield from self.offsets_topic.failures.items()
+        yield from self.transaction_topic.failures.items()
 
     def reload_after_repair(self, partition: TopicPartition) -> None:
         """Load a partition again if damage prevented it before."""

@@ -5,25 +5,32 @@ them and counts the others.
 """
 
 import asyncio
-from itertools import islice
-from typing import Final
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from typing import Final, TypeAlias
 
 from broker.event_loop.directory_threads import DirectoryThreads
-from broker.views.views import Views
 from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
 
 UNSERVED: Final = (
     "partitions or data directories are not served; the log and /api/v1/overview name the reasons"
 )
 UNSERVED_LISTED_MAX: Final = 20  # partitions named in the answer of /readyz
 
+# Yields partitions whose log is open, but what is read from it is not served, with the reasons.
+Failures: TypeAlias = Callable[[], Iterable[tuple[TopicPartition, object]]]
+
 
 class Readiness:
     """The state of the broker, from its start to its stop."""
 
-    def __init__(self, manager: LogManager, views: Views, threads: DirectoryThreads) -> None:
+    def __init__(
+        self, manager: LogManager, threads: DirectoryThreads, *, failures: Iterable[Failures]
+    ) -> None:
+        """`failures`: those of the coordinators and of the views."""
         self._manager = manager
-        self._views = views
+        self._failures = tuple(failures)
         self._threads = threads
         self._is_serving = False
         self._stopping = asyncio.Event()
@@ -91,7 +98,7 @@ class Readiness:
         offline = self._manager.table.offline
         named = dict(islice(offline.items(), UNSERVED_LISTED_MAX))
         others = len(offline) - len(named)
-        for partition, failure in self._views.failures():
+        for partition, failure in chain.from_iterable(failures() for failures in self._failures):
             if len(named) < UNSERVED_LISTED_MAX:
                 named[partition] = str(failure)
             else:

@@ -286,6 +286,7 @@ class InternalTopic(Generic[L]):
         self._index_loads = IndexLoads(threads)
         self._creating: asyncio.Task[ErrorCode] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.failures: dict[TopicPartition, str] = {}  # why partitions are not loaded
         self.coordinator: Coordinator[L]  # set before `start`
 
     @property
@@ -368,6 +369,7 @@ class InternalTopic(Generic[L]):
     def reload_after_repair(self, partition: TopicPartition) -> None:
         """Load a partition again if damage prevented it before."""
         if partition.topic == self.name and self.coordinator.is_offline(partition.partition):
+            self.failures.pop(partition, None)
             self.coordinator.deactivate(partition.partition, PartitionState.LOADING)
             self._tasks = [task for task in self._tasks if not task.done()]
             name = f"load {partition} again"
@@ -405,6 +407,7 @@ class InternalTopic(Generic[L]):
                 reason=str(error),
                 exc_info=None if is_expected else error,
             )
+            self.failures[partition.partition] = str(error)
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
         is_served = self._topics.partition(partition.partition) is partition

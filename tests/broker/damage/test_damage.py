@@ -451,6 +451,8 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
             broker.coordinators.groups.availability("billing")
             is ErrorCode.COORDINATOR_NOT_AVAILABLE
         )
+        reason = broker.readiness.not_ready_because() or ""
+        assert reason.startswith("partition __consumer_offsets-0 is not served: ")
         code, text = await cli(broker, "log", "verify", "__consumer_offsets", "0")
         assert (code, "1 damaged range" in text) == (exit_codes.UNVERIFIED, True)
         code, text = await cli(
@@ -459,6 +461,7 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
         assert code == 0, text
         await asyncio.gather(*broker.coordinators.offsets_topic._tasks)
         assert broker.coordinators.groups.availability("billing") is ErrorCode.NONE
+        assert broker.readiness.not_ready_because() is None
         assert committed() == {"billing": 2, "audit": 3}  # the third commit of billing is lost
 
 

@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.lifecycle.readiness import UNSERVED, UNSERVED_LISTED_MAX, Readiness
-from broker.topics.topics import Topics
-from broker.views.views import Views
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.storage.log_managers import ONE, TWO, opened
@@ -36,7 +33,7 @@ def manager() -> LogManager:
 def readiness(manager: LogManager) -> Readiness:
     env = MemoryEnv(seed=1)
     threads = DirectoryThreads(env.monotonic)
-    return Readiness(manager, Views(env, Topics(), threads, BrokerStats()), threads)
+    return Readiness(manager, threads, failures=())
 
 
 def offline(count: int) -> CountedItems:

@@ -32,8 +32,6 @@ from broker.metrics.startup_metrics import StartupMetrics
 from broker.metrics.view_metrics import view_families
 from broker.network.listener import ListenerStats
 from broker.topics.log_maintenance import LogMaintenanceStats
-from broker.topics.topics import Topics
-from broker.views.views import Views
 from cleaner.host import Foreground
 from cleaner.stats import PoolStats
 from protocol.api import ApiKey
@@ -239,7 +237,7 @@ async def pages() -> dict[str, str]:
     manager = LogManager(env, ["/disk1", "/disk2"])
     manager.lock()
     threads = DirectoryThreads(env.monotonic)
-    readiness = Readiness(manager, Views(env, Topics(), threads, BrokerStats()), threads)
+    readiness = Readiness(manager, threads, failures=())
     starting = StartupMetrics(manager, readiness)
     encode, _ = choose_encoder("text/plain")
     return {
