@@ -523,16 +523,18 @@ class ViewCompactor:
             if present is not None and present is not view:
                 present.distrust()  # it was opened before this version existed
 
-    async def note_compacted(self, view: ViewPartition) -> None:
-        """Record in the manifest that the cleaner may remove records of the log; then it may.
+    async def write_again(self, view: ViewPartition) -> None:
+        """Write the manifest and its copy again; if the topic is compacted, they say so then.
 
         Call it with the lock for the files of the view, whose ledger is known. Raises OSError.
         """
         ledger = view.log.ledger
         assert ledger is not None
-        manifest = replace(ledger.manifest, log_compacted=True)
+        compacted = ledger.manifest.log_compacted or view.log.config.compacts
+        manifest = replace(ledger.manifest, log_compacted=compacted)
         await self._write_manifest(view, manifest)
         ledger.manifest = manifest
+        ledger.has_manifest = ledger.has_copy = True
 
     async def _write_manifest(self, view: ViewPartition, manifest: ViewManifest) -> None:
         """Write the manifest. After NoRoomError the old one stays, after others either of them."""

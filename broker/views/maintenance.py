@@ -7,7 +7,8 @@ Rules
 - If a topic loses its view or is deleted, the next round removes the files, and repeats until they
   are gone. The topic is not cleaned before that.
 - If the version of a view on disk is unknown, each round reads it again.
-- If a topic with a view becomes compacted, its manifest says so before the topic is cleaned.
+- The manifest of a view is written again if it or its copy is missing, or if the topic becomes
+  compacted: the manifest says so before the topic is cleaned.
 - A view is due when enough data is behind its horizon, well before any of it expires, and when its
   strategy changed. After a failure it waits.
 - Topics take turns, so that one with many views does not delay those of others. A round begins
@@ -46,7 +47,7 @@ RETIRED_MAX: Final = 4  # replaced ledgers of one view that wait for their reade
 logger = structlog.get_logger("broker.views")
 
 Compact = Callable[[TopicPartition], Awaitable[None]]
-NoteCompacted = Callable[[ViewPartition], Awaitable[None]]
+WriteAgain = Callable[[ViewPartition], Awaitable[None]]
 
 
 class ViewMaintenance:
@@ -62,11 +63,11 @@ class ViewMaintenance:
         locks: ViewFileLocks,
         last: dict[Partition, LastCompaction],
         compact: Compact,
-        note_compacted: NoteCompacted,
+        write_again: WriteAgain,
     ) -> None:
         """`locks` serialise changes to the files of views. `compact` starts a compaction.
 
-        `note_compacted` writes to the manifest of a view that its topic is compacted.
+        `write_again` writes the manifest of a view.
         `last` is by partition, not by its name: a deleted topic may be created again.
         """
         self._env = env
@@ -76,10 +77,10 @@ class ViewMaintenance:
         self._locks = locks
         self._last = last
         self._compact = compact
-        self._note_compacted = note_compacted
+        self._write_again = write_again
         self._known_views: dict[TopicPartition, bool] = {}  # at the last round
         self._not_removed: set[TopicPartition] = set()  # partitions for which that was logged
-        self._not_noted: set[TopicPartition] = set()  # likewise, for `_note_policy`
+        self._not_written: set[TopicPartition] = set()  # likewise, for their manifests
         self._numbers = itertools.count(1)  # of compactions
         self._turns: dict[str, int] = {}  # the number of each topic's last one
 
@@ -120,7 +121,7 @@ class ViewMaintenance:
             self._last.pop(unserved.pop(), None)
             await turns.take()
         self._not_removed &= present
-        self._not_noted &= present
+        self._not_written &= present
         await self._views.forget(present)
         return await self._compact_due(due)
 
@@ -132,8 +133,8 @@ class ViewMaintenance:
             await self._sweep(view)
         if view.log.ledger is not None:
             view.log.ledger.drop_idle_indexes()
-        if _is_to_be_noted(view):
-            await self._note_policy(view)
+        if _is_to_be_written(view):
+            await self._write_manifest(view)
 
     async def _compact_due(self, due: list[TopicPartition]) -> bool:
         """Compact views, a topic after the other; return whether there was no time for all."""
@@ -212,22 +213,25 @@ class ViewMaintenance:
             if not view.log.is_known:
                 await self._views.read_again(view)
 
-    async def _note_policy(self, view: ViewPartition) -> None:
-        """Record that the topic of a view is compacted now; until then it is not cleaned."""
+    async def _write_manifest(self, view: ViewPartition) -> None:
+        """Write the manifest again; a topic that became compacted is not cleaned before."""
         partition = view.base.partition
         async with self._locks.changing(partition):
-            if self._views.partition(partition) is not view or not _is_to_be_noted(view):
+            if self._views.partition(partition) is not view or not _is_to_be_written(view):
                 return  # it changed while this waited for a compaction
+            is_restored = view.log.ledger is not None and not view.log.ledger.has_manifest
             try:
-                await self._note_compacted(view)
+                await self._write_again(view)
             except OSError as error:  # the next round tries again
-                if partition not in self._not_noted:
+                if partition not in self._not_written:
                     logger.error(
                         "view manifest not written", partition=str(partition), reason=str(error)
                     )
-                self._not_noted.add(partition)
+                self._not_written.add(partition)
             else:
-                self._not_noted.discard(partition)
+                self._not_written.discard(partition)
+                if is_restored:
+                    logger.warning("view manifest restored from its copy", partition=str(partition))
 
     def _has_retired(self, partition: Partition) -> bool:
         """Return whether a replaced ledger can be removed now."""
@@ -275,12 +279,13 @@ def _is_read(ledger: weakref.ref[Ledger]) -> bool:
     return present is not None and not present.is_revoked
 
 
-def _is_to_be_noted(view: ViewPartition) -> bool:
-    """Return whether the topic is compacted and the manifest does not say so."""
+def _is_to_be_written(view: ViewPartition) -> bool:
+    """Return whether the manifest or its copy is missing, or does not have the present policy."""
     ledger = view.log.ledger
     if ledger is None or not view.log.is_known:
         return False
-    return view.log.config.compacts and not ledger.manifest.log_compacted
+    is_outdated_policy = view.log.config.compacts and not ledger.manifest.log_compacted
+    return is_outdated_policy or not ledger.has_manifest or not ledger.has_copy
 
 
 def _is_off(partition: Partition) -> bool:

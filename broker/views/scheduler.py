@@ -74,7 +74,7 @@ class ViewScheduler:
             locks=self._locks,
             last=self._last,
             compact=self._compact_quietly,
-            note_compacted=self._compactor.note_compacted,
+            write_again=self._compactor.write_again,
         )
         self._queue: list[_QueuedCompaction] = []
         self._slots = FairSlots(1)  # for compactions, by client

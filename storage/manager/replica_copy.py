@@ -234,13 +234,15 @@ class ReplicaCopy:
         paths = [f"{manifest.compaction_id}/{name}" for name in self._env.listdir(
             f"{source}/{manifest.compaction_id}"
         )]  # fmt: skip
-        for path in (*paths, MANIFEST_NAME):
+        if self._env.exists(f"{source}/{MANIFEST_NAME}"):  # else `paths` have its copy
+            paths.append(MANIFEST_NAME)
+        for path in paths:
             file = self._env.open(f"{source}/{path}")
             try:
                 self._copy_file(file, file.size(), f"{target}/{path}")
             finally:
                 file.close()
-        files = [f"{target}/{path}" for path in (*paths, MANIFEST_NAME)]
+        files = [f"{target}/{path}" for path in paths]
         self._at_target(lambda: self._env.sync_all(files, [*folders, self.folder]))
 
     # The switch

@@ -5,6 +5,9 @@ Rules
   retention does, outputs replace them, and at the end the folder has the new ledger only.
 - The rename of the manifest publishes the ledger, after content and names are synced. Before it the
   old ledger is the view, after it the new one.
+- The folder of a finished compaction has a copy of the manifest. If the manifest is missing, the
+  only copy replaces it; with several, the view is invalid. So a copy goes before anything else of
+  its folder, durably, and with the publication of the next version.
 - The next start removes everything that the manifest does not name.
 - An open ledger stays readable: its files are open, and its folder is removed after its last
   reader.
@@ -51,8 +54,16 @@ NO_LINK: Final = frozenset(
 class Ledger:
     """One published version of a view, open for reading. Offsets are those of the log."""
 
-    def __init__(self, manifest: ViewManifest, segments: Sequence[Segment]) -> None:
+    def __init__(
+        self,
+        manifest: ViewManifest,
+        segments: Sequence[Segment],
+        *,
+        has_manifest: bool = True,
+        has_copy: bool = True,
+    ) -> None:
         self.manifest = manifest
+        self.has_manifest, self.has_copy = has_manifest, has_copy  # on disk
         self.segments = SegmentList(segments) if segments else None
         self.first_offset = (
             self._first_offset()
@@ -114,17 +125,51 @@ def has_view_folder(env: Env, partition_directory: str) -> bool:
 
 
 def read_manifest(env: Env, partition_directory: str) -> ViewManifest | None:
-    """Return the manifest on disk; None if no version is published.
+    """Return the manifest on disk, or its only copy; None if no version is published.
 
     Raises InvalidViewError, OSError.
     """
-    path = f"{view_path(partition_directory)}/{MANIFEST_NAME}"
+    folder = view_path(partition_directory)
+    path = f"{folder}/{MANIFEST_NAME}"
+    try:
+        return _decoded(env, path)
+    except FileNotFoundError:
+        copies = _copies(env, folder)
+    if len(copies) > 1:
+        raise InvalidViewError(path, f"it is missing, and {len(copies)} folders have a copy of one")
+    for name, copy_path in copies.items():
+        manifest = _decoded(env, copy_path)
+        if manifest.compaction_id != name:
+            raise InvalidViewError(copy_path, f"it names the folder {manifest.compaction_id}")
+        return manifest
+    return None
+
+
+def _decoded(env: Env, path: str) -> ViewManifest:
     try:
         return decode_manifest(env.read_file(path), path)
-    except FileNotFoundError:
-        return None
     except (CorruptCheckpointError, NewerFormatError) as error:
         raise InvalidViewError(path, str(error)) from error
+
+
+def _copies(env: Env, folder: str) -> dict[str, str]:
+    """Return the paths of the copies of manifests, by the names of their folders."""
+    names: Sequence[str] = ()
+    with suppress(FileNotFoundError):
+        names = env.listdir(folder)
+    paths = {}
+    for name in names:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if MANIFEST_NAME in env.listdir(f"{folder}/{name}"):
+                paths[name] = f"{folder}/{name}/{MANIFEST_NAME}"
+    return paths
+
+
+def _remove_copy(env: Env, directory: str) -> None:
+    """Remove the copy of the manifest from the folder of a compaction, durably."""
+    with suppress(FileNotFoundError, IsADirectoryError):
+        env.unlink(f"{directory}/{MANIFEST_NAME}")
+    env.sync_dir(directory)  # also after a process that was killed behind the unlink
 
 
 def open_ledger(
@@ -132,8 +177,8 @@ def open_ledger(
 ) -> Ledger | None:
     """Return the published version of a view; None if no version is published.
 
-    Sync the folder first: a killed process may have renamed a manifest without a sync, and the
-    cleaner relies on the horizon of the manifest.
+    Sync the folder first, or all folders if only the copy of the manifest is there: a killed
+    process may have renamed either without a sync, and the cleaner relies on the horizon.
 
     Raises InvalidViewError, OSError.
     """
@@ -148,6 +193,10 @@ def open_ledger(
         raise InvalidViewError(path, f"it is of another topic, {manifest.topic_id.hex()}")
     segments = []
     directory = f"{folder}/{manifest.compaction_id}"
+    has_manifest = env.exists(path)
+    if not has_manifest:
+        for each in (directory, folder, partition_directory):
+            env.sync_dir(each)
     for named in manifest.segments:
         try:
             segment = Segment(env, directory, named.base_offset, limits, create=False)
@@ -158,7 +207,8 @@ def open_ledger(
             raise InvalidViewError(path, f"{reason} instead of {named.size_bytes}")
         segment.load_or_rebuild()
         segments.append(segment)
-    return Ledger(manifest, segments)
+    has_copy = env.exists(f"{directory}/{MANIFEST_NAME}")
+    return Ledger(manifest, segments, has_manifest=has_manifest, has_copy=has_copy)
 
 
 # A run ------------------------------------------------------------------------
@@ -345,16 +395,22 @@ def publish(env: Env, partition_directory: str, manifest: ViewManifest) -> None:
     Raises OSError. The old version then remains the view, or either of them if the last sync of
     the folder failed.
     """
-    folder = view_path(partition_directory)
-    env.sync_dir(f"{folder}/{manifest.compaction_id}")
+    folder, data = view_path(partition_directory), encode_manifest(manifest)
+    directory = f"{folder}/{manifest.compaction_id}"
+    env.sync_dir(directory)
+    write_file_atomically(env, f"{directory}/{MANIFEST_NAME}", data)
     env.sync_dir(folder)
     env.sync_dir(partition_directory)
-    write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
+    write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", data)
+    for name in _copies(env, folder):
+        if name != manifest.compaction_id:
+            _remove_copy(env, f"{folder}/{name}")
 
 
 def remove_run(env: Env, directory: str) -> None:
-    """Remove the folder of an unpublished compaction. Raises OSError."""
+    """Remove the folder of a compaction that is not the view. Raises OSError."""
     if env.is_dir(directory):
+        _remove_copy(env, directory)
         env.remove_tree(directory)
 
 
@@ -374,7 +430,7 @@ def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str,
             continue
         path = os.path.join(folder, name)
         if env.is_dir(path):
-            env.remove_tree(path)
+            remove_run(env, path)
         else:
             env.unlink(path)
         gone.append(name)
@@ -384,11 +440,15 @@ def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str,
 def remove_view(env: Env, partition_directory: str) -> bool:
     """Remove a view with all versions; return whether there was one. Raises OSError.
 
-    The manifest is removed first, durably, so that a partial view is never served.
+    The copies of the manifest are removed first and then the manifest, durably, so that a partial
+    view is never served.
     """
     folder = view_path(partition_directory)
     if not has_view_folder(env, partition_directory):
         return False
+    for name in env.listdir(folder):
+        if env.is_dir(f"{folder}/{name}"):
+            _remove_copy(env, f"{folder}/{name}")
     with suppress(FileNotFoundError):
         env.unlink(f"{folder}/{MANIFEST_NAME}")
     env.sync_dir(folder)  # also after a process that was killed behind the unlink

@@ -2,8 +2,8 @@
 
     varve.view/                  inside the partition's folder
         manifest                 names one folder, its segments and the horizon
-        <compaction id>/         segments in Kafka's format with Kafka's names, and the deleted
-                                 keys (deleted_keys.py)
+        <compaction id>/         segments in Kafka's format with Kafka's names, the deleted keys
+                                 (deleted_keys.py), and a copy of the manifest
 
 One rename replaces the manifest, after everything that it names is synced. Folders that it does not
 name belong to an interrupted compaction or to a former version.

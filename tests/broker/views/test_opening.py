@@ -16,7 +16,7 @@ from broker.views.view_partition import ViewPartition
 from cleaner.host import Undecided
 from protocol.errors import ErrorCode
 from storage.view.ledger import Ledger
-from storage.view.manifest import VIEW_FOLDER
+from storage.view.manifest import MANIFEST_NAME, VIEW_FOLDER
 from tests.support.broker.principals import make_context
 from tests.support.broker.views.view_broker import (
     ON,
@@ -176,3 +176,39 @@ async def test_a_view_whose_partition_goes_offline_in_a_round_is_no_conflict(
         with capture_logs() as logs:
             await broker.view_scheduler.tidy()
     assert [line for line in logs if line["event"] == "view cannot be offered"] == []
+
+
+async def test_a_view_whose_manifest_is_missing_is_served_and_its_manifest_restored() -> None:
+    env = MemoryEnv()
+    path = f"/disk1/{WHERE}/{VIEW_FOLDER}/{MANIFEST_NAME}"
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        await broker.view_scheduler.compact(WHERE)
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.delete_records(2)
+    manifest = env.read_file(path)
+    env.unlink(path)
+    with capture_logs() as lines:
+        async with broker_with_view(env) as broker:
+            await broker.view_scheduler.tidy()
+            assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
+    assert env.read_file(path) == manifest
+    (line,) = [line for line in lines if "manifest" in line["event"]]
+    assert (line["event"], line["log_level"]) == (
+        "view manifest restored from its copy", "warning"
+    )  # fmt: skip
+
+
+async def test_the_missing_copy_of_a_manifest_is_written_again() -> None:
+    env = MemoryEnv()
+    folder = f"/disk1/{WHERE}/{VIEW_FOLDER}"
+    async with broker_with_ledger(env) as broker:
+        view = broker.views.partition(WHERE)
+        assert view is not None
+        assert view.log.ledger is not None
+        copy = f"{folder}/{view.log.ledger.manifest.compaction_id}/{MANIFEST_NAME}"
+    env.unlink(copy)
+    async with broker_with_view(env, COMPACT) as broker:
+        await broker.view_scheduler.tidy()
+    assert env.read_file(copy) == env.read_file(f"{folder}/{MANIFEST_NAME}")

@@ -1,6 +1,8 @@
 """A view on the disk: the manifest, publication with a crash at each step, what is swept."""
 
 import errno
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -18,6 +20,7 @@ from storage.view.ledger import (
     make_staging_folder,
     open_ledger,
     publish,
+    remove_run,
     remove_view,
     stage,
     sweep,
@@ -25,6 +28,7 @@ from storage.view.ledger import (
 )
 from storage.view.manifest import (
     MANIFEST_MAGIC,
+    MANIFEST_NAME,
     LedgerSegment,
     ViewManifest,
     decode_manifest,
@@ -35,6 +39,7 @@ from tests.support.storage.logs import NOW_MS, SMALL, fill, open_log
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 FOLDER = "/data/orders-0"
+RUN = f"{view_path(FOLDER)}/run-1"
 TOPIC_ID = bytes(range(16))
 LIMITS = index_limits(SMALL)
 MANIFEST = ViewManifest(
@@ -156,6 +161,14 @@ def test_a_crash_at_any_step_leaves_the_old_view_or_the_new_one() -> None:
         results = values_of(opened(after))
         assert results in (old, new), (at, results)
         seen.add(len(results))
+        path = f"{view_path(FOLDER)}/{MANIFEST_NAME}"
+        data = after.read_file(path)
+        after.unlink(path)
+        with suppress(InvalidViewError):
+            assert values_of(opened(after)) == results, "never another version"
+        file = after.open(path, create=True)
+        file.pwrite(data, 0)
+        file.sync()
         ledger = opened(after)
         assert ledger is not None
         sweep(after, FOLDER, [ledger.manifest.compaction_id])
@@ -215,6 +228,85 @@ def test_without_a_manifest_there_is_no_view_whatever_else_is_there() -> None:
     assert opened(env) is None
     assert sweep(env, FOLDER, []) == ("run-1",)
     assert env.listdir(view_path(FOLDER)) == []
+
+
+def remove_manifest(env: MemoryEnv) -> None:
+    env.unlink(f"{view_path(FOLDER)}/{MANIFEST_NAME}")
+
+
+def test_a_view_whose_manifest_is_missing_is_that_of_its_copy_and_is_not_swept() -> None:
+    env = MemoryEnv()
+    write_source(env, 0, [b"a"])
+    make(env, "run-1", [0], 1)
+    write_source(env, 1, [b"b"])
+    make(env, "run-2", [0, 1], 2)
+    remove_manifest(env)
+    assert values_of(opened(env)) == [b"a", b"b"], "not the former version, which is still there"
+    assert sweep(env, FOLDER, []) == ("run-1",)
+    assert values_of(opened(env.crash())) == [b"a", b"b"]
+
+
+def test_a_missing_manifest_with_two_copies_is_refused_and_nothing_is_swept() -> None:
+    env = MemoryEnv()
+    write_source(env, 0, [b"a"])
+    for name in ("run-1", "run-2"):
+        make(env, name, [0], 1)
+    data = env.read_file(f"{view_path(FOLDER)}/run-2/{MANIFEST_NAME}")
+    env.open(f"{view_path(FOLDER)}/run-1/{MANIFEST_NAME}", create=True).pwrite(data, 0)
+    remove_manifest(env)
+    with pytest.raises(InvalidViewError, match="it is missing, and 2 folders have a copy"):
+        opened(env)
+    with pytest.raises(InvalidViewError):
+        sweep(env, FOLDER, [])
+    assert sorted(env.listdir(view_path(FOLDER))) == ["run-1", "run-2"]
+
+
+def test_a_crash_in_the_first_publication_leaves_no_view_or_all_of_it() -> None:
+    seed, seen, at, is_over = seed_of_test(1), set(), 1, False
+    while not is_over:
+        env = MemoryEnv(seed + at)
+        write_source(env, 0, [b"a", b"b"])
+        env.settle()
+        env.crash_at = env.operations + at
+        try:
+            make(env, "run-1", [0], 2)
+            is_over = True
+        except SimulatedCrash:
+            pass
+        after = env.crash()
+        results = values_of(opened(after))
+        assert results in ([], [b"a", b"b"]), (at, results)
+        seen.add(len(results))
+        sweep(after, FOLDER, [])
+        assert values_of(opened(after.crash())) == results, at
+        at += 1
+    assert seen == {0, 2}
+
+
+@pytest.mark.parametrize("remove", [remove_view, lambda env, _: remove_run(env, RUN)])
+def test_a_crash_in_a_removal_leaves_no_view_or_all_of_it(
+    remove: Callable[[MemoryEnv, str], object],
+) -> None:
+    seed, at, is_over = seed_of_test(1), 1, False
+    while not is_over:
+        env = MemoryEnv(seed + at)
+        write_source(env, 0, [b"a", b"b"])
+        make(env, "run-1", [0], 2)
+        env.settle()
+        if remove is not remove_view:  # of a compaction that found no room for the manifest
+            remove_manifest(env)
+            env.sync_dir(view_path(FOLDER))
+        env.crash_at = env.operations + at
+        try:
+            remove(env, FOLDER)
+            is_over = True
+        except SimulatedCrash:
+            pass
+        after = env.crash()
+        assert values_of(opened(after)) in ([], [b"a", b"b"]), at
+        remove(after, FOLDER)
+        assert opened(after.crash()) is None, at
+        at += 1
 
 
 def test_a_view_that_is_removed_does_not_come_back() -> None:

@@ -468,8 +468,9 @@ def _view_parts() -> Iterator[Part]:
         TOPIC_ID, "run-1", 5, (segment,), 5, NOW_MS, "keep", "timestamp", deleted=deleted
     )
     path = f"{FOLDER}/{VIEW_FOLDER}/{MANIFEST_NAME}"
-    files[path] = encode_manifest(manifest)
+    files[path] = files[f"{run}/{MANIFEST_NAME}"] = encode_manifest(manifest)
     yield Part("view `manifest`", files, path, _read_view)
+    yield Part("view `manifest`, the copy", files, f"{run}/{MANIFEST_NAME}", _read_view)
     for kind in kinds:
         path = f"{run}/{log_path.rpartition('/')[2].removesuffix(filenames.LOG)}{kind}"
         yield Part(f"view `{kind}`", files, path, _read_view)
@@ -484,7 +485,7 @@ def _read_view(env: MemoryEnv) -> str:
             raise BrokenRuleError(f"the reason names no file: {error}") from error
         return VIEW_OFFLINE
     if ledger is None:
-        return "no view until the next compaction"
+        raise BrokenRuleError("the view is gone")
     result = set()
     for offset in range(5):
         with suppress(DamagedSegmentError):
@@ -492,7 +493,9 @@ def _read_view(env: MemoryEnv) -> str:
             for position, header in walk_headers(data):
                 if verify_crc(data, position, header):
                     result.add(header.base_offset)
-    return SERVED if len(result) == 5 else UNREADABLE
+    if len(result) < 5:
+        return UNREADABLE
+    return SERVED if ledger.has_manifest else LOGGED  # broker/views/maintenance.py restores it
 
 
 def _read_keys(env: MemoryEnv) -> str:
