@@ -327,6 +327,7 @@ class Broker:
             ConnectionLimits.of(settings.limits, self._services.limits),
             rates=self.quotas.connections,
             new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
+            env=env,
         )
         self.http = self._build_http(token)
         self.spark = SparkRunner(

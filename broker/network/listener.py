@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -30,6 +31,7 @@ from broker.quotas.connection_rates import ConnectionRates
 from broker.security.tls import ServerTls
 from config.settings import LimitSettings, ListenerSettings
 from protocol.limits import RequestLimits
+from storage.env import Env
 from storage.log.log import Log
 
 logger = structlog.get_logger("broker.listener")
@@ -114,6 +116,7 @@ class Listener:
     connections: set[Connection] = field(default_factory=set)
     tls: ServerTls | None = None  # of new connections; a reload replaces it
     new_gate: Callable[[], AuthenticationGate] | None = None  # of a connection with SASL
+    env: Env | None = None  # counts file descriptors
     rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
     budget: BufferBudget = field(init=False)
     response_budget: BufferBudget = field(init=False)
@@ -192,9 +195,12 @@ class Listener:
             self.stats.refused += 1
             return "too many connections from this address"
         is_full = len(self.connections) >= self.limits.max_connections
-        if is_full and not self._evict(len(neighbours), asyncio.get_running_loop().time()):
+        now = asyncio.get_running_loop().time()
+        if is_full and not self._evict(len(neighbours), now):
             self.stats.refused += 1
             return "too many connections"
+        if not is_full and self._is_short_of_descriptors():
+            is_full = self._evict(len(neighbours), now, strangers_only=True)
         if is_full:  # evict it next, without a search, unless it sends a complete request
             self._eviction_candidates.insert(0, (connection, connection.last_active))
         if self._throttle(connection):
@@ -232,15 +238,22 @@ class Listener:
             if not neighbours:
                 del self._by_address[address]
 
-    def _evict(self, own: int, now: float) -> bool:
+    def _is_short_of_descriptors(self) -> bool:
+        """Return whether connections use descriptors that logs may need."""
+        return (
+            bool(self.connections) and self.env is not None and not self.env.has_spare_descriptors()
+        )
+
+    def _evict(self, own: int, now: float, *, strangers_only: bool = False) -> bool:
         """Evict a connection for a new one whose address has `own` connections."""
         most = max(self._by_address.values(), key=len)
-        is_far_fewer = own * FAR_FEWER < len(most)
-        if self._evict_one(now, is_far_fewer):
+        is_far_fewer = own * FAR_FEWER < len(most) and not strangers_only
+        evict_after = inf if strangers_only else IDLE_EVICT_SECONDS
+        if self._evict_one(now, is_far_fewer, evict_after):
             return True
         if now >= self._next_search_at:
             self._find_eviction_candidates(most)
-            if self._evict_one(now, is_far_fewer):
+            if self._evict_one(now, is_far_fewer, evict_after):
                 return True
             self._next_search_at = now + EVICT_SEARCH_SECONDS
         return False
@@ -251,15 +264,16 @@ class Listener:
             (connection, connection.last_active) for connection in reversed(results)
         ]
 
-    def _evict_one(self, now: float, is_far_fewer: bool) -> bool:
+    def _evict_one(self, now: float, is_far_fewer: bool, idle_seconds: float) -> bool:
         while self._eviction_candidates:
             victim, last_active = self._eviction_candidates.pop()
             # It may have closed, or have been active, since the search.
             is_unchanged = victim in self.connections and victim.last_active == last_active
-            if is_unchanged and (is_far_fewer or _is_evictable(victim, now)):
+            is_idle = victim.is_stranger or now - victim.idle_since > idle_seconds
+            if is_unchanged and (is_far_fewer or is_idle):
                 self.stats.evicted += 1
                 self.disconnected(victim)
-                victim.close("evicted for a new connection at the connection limit")
+                victim.close("evicted for a new connection")
                 return True
         return False
 
@@ -348,10 +362,6 @@ def address_of(host: str) -> str:
     return address.exploded[:19]
 
 
-def _is_evictable(connection: Connection, now: float) -> bool:
-    return connection.is_stranger or now - connection.idle_since > IDLE_EVICT_SECONDS
-
-
 def _eviction_order(connection: Connection) -> tuple[bool, float]:
     """Order connections without a complete request first, then by the time of silence."""
     return not connection.is_stranger, connection.idle_since
@@ -368,13 +378,14 @@ def raise_file_limit() -> int:
 # Files of a log beside one for each segment: the two indexes of the active segment, and three files
 # of a segment that a roll or a clean is about to add.
 FILES_PER_LOG: Final = 5
+FILES_PER_CONNECTION: Final = 2  # the socket for reads, and its copy for writes (SocketWriter)
 OTHER_FILES: Final = 512  # HTTP, workers, checkpoints, libraries
 
 
 def files_needed(connections: int, logs: Iterable[Log]) -> int:
     """Return how many files may be open at a time."""
     log_files = sum(len(log.segments) + FILES_PER_LOG for log in logs)
-    return connections + log_files + OTHER_FILES
+    return connections * FILES_PER_CONNECTION + log_files + OTHER_FILES
 
 
 def warn_low_file_limit(connections: int, logs: Iterable[Log]) -> None:

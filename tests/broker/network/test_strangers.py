@@ -269,6 +269,22 @@ async def test_idle_strangers_give_way_before_a_client_is_refused() -> None:
         assert broker.listener.stats.refused == 0
 
 
+async def test_strangers_give_way_while_file_descriptors_are_short() -> None:
+    """A connection uses two: below the limit of connections, logs could not open files."""
+    async with running(connections=100) as broker:
+        client = await connect(broker)
+        assert await is_served(client)
+        for _ in range(5):
+            await connect(broker)
+        broker.listener.env.spare_descriptors = False
+        for _ in range(5):
+            assert await is_served(await connect(broker))
+            assert len(broker.listener.connections) == 6
+        assert await is_served(client)
+        assert await is_served(await connect(broker)), "nobody at work gives way, or is refused"
+        assert broker.listener.stats.evicted == 5
+
+
 async def test_a_client_at_work_keeps_its_place_until_it_is_silent() -> None:
     async with running(connections=2) as broker:
         clients = [await connect(broker), await connect(broker)]
