@@ -3,7 +3,9 @@
 import asyncio
 import functools
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from broker.handlers.produce import _produce_one
 from broker.leases.lease_issuer import LeaseRequest
@@ -221,8 +223,8 @@ class Operations:
         if model is None or model.deleting or not model.topic_id:
             return
         records = self._placed(pairs)
-        data = build_batch(records, codec=codec)
-        sent = Batch(read_header(data), tuple(records))
+        sent = Batch(read_header(build_batch(records, codec=codec)), tuple(records))
+        data = build_batch(records, codec=codec, max_timestamp=_claimed_timestamp(records))
         model.pending.append(sent)
         produced = await self._send(name, data)
         if produced.error_code == 0:
@@ -411,3 +413,12 @@ def _marker(
         attributes=TRANSACTIONAL | CONTROL,
     )
     return data, Batch(read_header(data), (record,), kind)
+
+
+# What some clients write into the header of a batch as the largest timestamp; None: the right one.
+CLAIMED_TIMESTAMPS: Final = (-1, 1_000, 1 << 62, None, None, None, None, None)
+
+
+def _claimed_timestamp(records: Sequence[Record]) -> int | None:
+    first = records[0]
+    return CLAIMED_TIMESTAMPS[sum(first.key or b"") + sum(first.value or b"-") & 7]

@@ -29,7 +29,7 @@ from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format import producer_state
 from storage.format.batch import BatchHeader
 from storage.format.producer_state import ProducerEntry, ProducerStates
-from storage.format.validation import check_records
+from storage.format.validation import CheckedRecords, check_records
 from storage.log.flush import FlushTask, LogFlusher
 from storage.log.log import Log
 from storage.log.log_producers import LogProducers
@@ -77,7 +77,7 @@ def what_cannot_be_cleaned_counts_as_damage(patch: pytest.MonkeyPatch) -> None:
     def note_finding(self: Segment, position: int, reason: str, _end_offset: int) -> DamagedSegment:
         return self.note_damage(position, reason)
 
-    def check_without_limit(*batch: Any, **_: Any) -> memoryview:
+    def check_without_limit(*batch: Any, **_: Any) -> CheckedRecords:
         records, header, config, now_ms = batch
         ample = replace(config, varve_decompressed_batch_bytes=1 << 20)
         return check_records(records, header, ample, now_ms)
@@ -101,6 +101,15 @@ def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch)
 
     patch.setattr(LogMaintenance, "expire", expire)
     patch.setattr(LogFlusher, "has_unsynced_removals", False)
+
+
+def a_batch_is_as_old_as_its_client_says(patch: pytest.MonkeyPatch) -> None:
+    """Retention removed fresh records if the header of their batch had an old largest timestamp."""
+
+    def believed(records: memoryview, header: BatchHeader, max_timestamp: int) -> BatchHeader:
+        return header
+
+    patch.setattr(produce, "correct_max_timestamp", believed)
 
 
 def an_overlap_is_taken_for_damage(patch: pytest.MonkeyPatch) -> None:
@@ -391,6 +400,12 @@ PLANTED = [
         (COMPACT, ("min_compaction_lag_ms", "3000")),
     ),
     Planted(a_clock_that_was_set_is_trusted, ("tombstone", "expired"), (CLOCK,)),
+    Planted(
+        a_batch_is_as_old_as_its_client_says,
+        ("expired", "acknowledged", "latest-log"),
+        (),
+        (("cleanup_policy", "compact,delete"), ("retention_ms", "8000"), ("segment_bytes", "400")),
+    ),
     Planted(a_timer_never_waits, ("ends",)),
     Planted(a_loop_never_ends, ("ends",)),
 ]
