@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from broker.groups.classic.model import Group, stored_bytes
+from broker.groups.classic.model import Group
 from broker.groups.live_classic_group import Clock, GroupStats
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import TopicIndex, group_record
@@ -64,12 +64,9 @@ class GroupLog:
         As in Kafka, the outcome is UNKNOWN_SERVER_ERROR if it exceeds max.message.bytes.
         """
         limit_bytes = self._store.max_batch_bytes(group.group_id)
-        size_bytes = HEADER_BYTES + stored_bytes(
-            (
-                ((group.protocol_name or "", member.metadata(group.protocol_name)),),
-                member.assignment,
-            )
-            for member in group.members.values()
+        name = group.protocol_name
+        size_bytes = HEADER_BYTES + sum(
+            len(member.metadata(name)) + len(member.assignment) for member in group.members.values()
         )
         if size_bytes <= limit_bytes:  # else its encoding would block the event loop
             key, value = group_record(group)

@@ -1,10 +1,12 @@
 """A running group: its state, timers, waiting requests and committed offsets.
 
 Rules. Only `send` changes the state. It performs the effects at once and never waits, so events do
-not overlap. A waiter is answered once; an answer to a request that was cancelled is dropped.
+not overlap; only the answers to many waiters are spread over the next rounds of the loop. A waiter
+is answered once; an answer to a request that was cancelled is dropped.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +56,9 @@ from protocol.errors import ErrorCode
 logger = structlog.get_logger("broker.groups")
 # Clients cause these lines: members that join and leave, or stop.
 limited_logger: Final = RateLimitedLogger(logger)
+
+# Answers that are given at once: some milliseconds. A generation may have thousands of members.
+REPLIES_PER_ROUND: Final = 32
 
 
 class Timer(Protocol):
@@ -126,8 +131,10 @@ class LiveClassicGroup:
     __slots__ = (
         "_context",
         "_expired",
+        "_is_replying",
         "_join_timer",
         "_next_waiter",
+        "_replies",
         "_sessions",
         "_size_bytes",
         "_sync_timer",
@@ -144,11 +151,13 @@ class LiveClassicGroup:
         self._context = context
         self._sessions: dict[str, Timer] = {}
         self._expired: dict[str, None] = {}  # sessions whose timers have fired just now
-        self._size_bytes = _bytes_beyond(state.group.members, {})  # of the members
+        self._size_bytes = _growth_bytes({}, state.group.members)  # of the members
         self._join_timer: Timer | None = None
         self._sync_timer: Timer | None = None
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
         self._next_waiter = 0
+        self._replies: deque[Reply] = deque()
+        self._is_replying = False
 
     def begin(self, *, is_changed: bool) -> None:
         """Start to serve a consumer group that became a classic one; rebalance if it changed."""
@@ -232,8 +241,13 @@ class LiveClassicGroup:
     def answer_nowait(self, event: Event, waiter: int) -> Answer:
         """Return the answer to a request that is always answered at once."""
         future = self._send_and_wait(event, waiter)
-        assert future.done(), event
-        return future.result()
+        if future.done():
+            return future.result()
+        # The answers to a whole generation come first, but this one does not wait for them.
+        del self._waiters[waiter]
+        answer = next((r.answer for r in reversed(self._replies) if r.waiter == waiter), None)
+        assert answer is not None, event
+        return answer
 
     async def wait_answer(self, event: Event, waiter: int) -> Answer:
         """Wait for the answer to a request. Cancellation sends WaiterGone."""
@@ -266,7 +280,7 @@ class LiveClassicGroup:
         self._note_change({}, self.state.group.members)
 
     def _note_change(self, before: Mapping[str, Member], after: Mapping[str, Member]) -> None:
-        self._size_bytes += _bytes_beyond(after, before) - _bytes_beyond(before, after)
+        self._size_bytes += _growth_bytes(before, after)
         size_bytes = 0 if self.is_dead else self._size_bytes
         self._context.resized(self.state.group.group_id, size_bytes)
 
@@ -274,10 +288,8 @@ class LiveClassicGroup:
         """Perform the effects in order."""
         for effect in effects:
             match effect:
-                case Reply(waiter, answer):
-                    future = self._waiters.pop(waiter, None)
-                    if future is not None and not future.done():
-                        future.set_result(answer)
+                case Reply():
+                    self._replies.append(effect)
                 case StartSession(member_id, timeout_ms):
                     self._stop_session(member_id)
                     expire = partial(self._session_expired, member_id)
@@ -301,6 +313,19 @@ class LiveClassicGroup:
                     stored.add_done_callback(partial(self._stored, group.generation, reply))
                 case _:
                     assert_never(effect)
+        if not self._is_replying:
+            self._reply()
+
+    def _reply(self) -> None:
+        """Answer some requests, and the others in the next rounds: each answer is encoded."""
+        for _ in range(min(REPLIES_PER_ROUND, len(self._replies))):
+            reply = self._replies.popleft()
+            future = self._waiters.pop(reply.waiter, None)
+            if future is not None and not future.done():
+                future.set_result(reply.answer)
+        self._is_replying = bool(self._replies)
+        if self._is_replying:
+            asyncio.get_running_loop().call_soon(self._reply)
 
     def _start(self, timeout_ms: int, callback: Callable[[], None]) -> Timer:
         return self._context.clock.call_later(timeout_ms / 1000, callback)
@@ -372,6 +397,20 @@ class LiveClassicGroup:
             logger.debug("group changed", **fields)
 
 
-def _bytes_beyond(members: Mapping[str, Member], others: Mapping[str, Member]) -> int:
-    """Return the memory of the members that the others do not have, in bytes."""
-    return sum(m.memory_bytes for key, m in members.items() if others.get(key) is not m)
+def _growth_bytes(before: Mapping[str, Member], after: Mapping[str, Member]) -> int:
+    """Return how much more memory the members take after a change, in bytes.
+
+    At the end of a phase all members change, but not their protocols.
+    """
+    growth = -sum(before[key].memory_bytes for key in before.keys() - after.keys())
+    for key, member in after.items():
+        earlier = before.get(key)
+        if earlier is member:
+            continue
+        if earlier is None:
+            growth += member.memory_bytes
+        elif earlier.protocols is member.protocols:
+            growth += len(member.assignment) - len(earlier.assignment)
+        else:
+            growth += member.memory_bytes - earlier.memory_bytes
+    return growth

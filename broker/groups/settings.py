@@ -21,7 +21,7 @@ class CoordinatorSettings:
     offset_metadata_max_bytes: int = 4_096
     # Kafka has none of the following bounds.
     max_groups: int = 100_000
-    max_protocols: int = 16  # clients send 1 to 4
+    max_protocols: int = 8  # clients send 1 to 4; a join looks at those of all members
     max_member_metadata_bytes: int = 1024 * 1024  # the group's record holds that of all members
     max_metadata_bytes: int = 256 * 1024 * 1024  # of the members of all groups, in memory
     max_offsets_bytes: int = 1024 * 1024 * 1024  # committed offsets of all groups, in memory

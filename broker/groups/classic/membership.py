@@ -45,10 +45,10 @@ def outgrows_record(
 
     `members`: see `stored_bytes`. Kafka admits the member, and then can store no assignment.
     """
-    others = dict(members)
-    before, assignment = others.pop(member_id, ((), NO_ASSIGNMENT))
+    before, assignment = members.get(member_id, ((), NO_ASSIGNMENT))
     if sum(len(data) for _, data in protocols) <= sum(len(data) for _, data in before):
         return False
+    others = {key: stored for key, stored in members.items() if key != member_id}
     return stored_bytes((*others.values(), (protocols, assignment))) > limit_bytes
 
 
@@ -103,6 +103,6 @@ def _supported_by_all(group: Group) -> set[str] | None:
     """Return the protocols that every member supports; None without members: any protocol."""
     shared: set[str] | None = None
     for member in group.members.values():
-        names = {name for name, _ in member.protocols}
-        shared = names if shared is None else shared & names
+        names = [name for name, _ in member.protocols]
+        shared = set(names) if shared is None else shared.intersection(names)
     return shared

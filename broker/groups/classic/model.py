@@ -80,7 +80,11 @@ class Member:
 
     def metadata(self, protocol_name: str | None) -> bytes:
         """Return the member's metadata for a protocol; empty if it does not support it."""
-        return dict(self.protocols).get(protocol_name or "", b"")
+        wanted = protocol_name or ""
+        for name, metadata in self.protocols:
+            if name == wanted:
+                return metadata
+        return b""
 
     @property
     def memory_bytes(self) -> int:

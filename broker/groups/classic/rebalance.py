@@ -5,7 +5,8 @@ This is part of the pure state machine of broker/groups/classic/state.py and fol
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from broker.groups.classic.membership import elected_leader, elected_protocol
 from broker.groups.classic.model import (
@@ -36,6 +37,8 @@ from broker.groups.classic.model import (
 from protocol.errors import ErrorCode
 
 GENERATION_MAX = 2**31 - 1  # int32 on the wire
+
+NO_ASSIGNMENTS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 L = TypeVar("L", bound=Live)
 Phase = Callable[[Live, GroupRules, int], Step]
@@ -115,12 +118,14 @@ def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
     return CompletingRebalance(replace(group, members=members), unsynced), tuple(effects)
 
 
-def propagate(state: CompletingRebalance, error: ErrorCode) -> tuple[CompletingRebalance, Effects]:
+def propagate(
+    state: CompletingRebalance, error: ErrorCode, assignments: Mapping[str, bytes] = NO_ASSIGNMENTS
+) -> tuple[CompletingRebalance, Effects]:
     """Answer all members that wait for an assignment, with the assignment or with the error."""
     effects: list[Effect] = []
     members = {}
     for member in state.group.members.values():
-        assignment = member.assignment if error is ErrorCode.NONE else NO_ASSIGNMENT
+        assignment = assignments.get(member.member_id, NO_ASSIGNMENT)
         if member.sync_waiter is not None:
             failed = error is not ErrorCode.NONE
             answer = SyncAnswer(error) if failed else synced(state.group, assignment)

@@ -406,8 +406,7 @@ def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> 
     if event.error is not ErrorCode.NONE:
         state, effects = propagate(state, event.error)
         return chain((state, effects), after_removal, rules, now_ms)
-    group = assigned(state.group, assignment)
-    settled, effects = propagate(replace(state, group=group), ErrorCode.NONE)
+    settled, effects = propagate(state, ErrorCode.NONE, assignment)
     return Stable(replace(settled.group, since_ms=now_ms), settled.unsynced), effects
 
 

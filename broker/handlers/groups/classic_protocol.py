@@ -4,6 +4,7 @@ The handlers translate between messages and the coordinator, which makes all dec
 async if they wait or may have many rows.
 """
 
+import sys
 from collections.abc import Sequence
 
 from broker.event_loop.loop_turns import Turns, yield_to_loop
@@ -59,7 +60,8 @@ async def join_group(
         session_timeout_ms=body.session_timeout_ms,
         rebalance_timeout_ms=max(rebalance_timeout_ms, 0),
         protocol_type=body.protocol_type,
-        protocols=tuple((p.name, p.metadata) for p in body.protocols),
+        # All members of a group name the same few protocols: to compare them costs less then.
+        protocols=tuple((sys.intern(p.name), p.metadata) for p in body.protocols),
         id_required=version >= 4,  # KIP-394
         may_skip_assignment=version >= 9,  # KIP-814
     )

@@ -28,7 +28,7 @@ from protocol.errors import ErrorCode
 from storage.errors import MessageTooLargeError
 from storage.format.batch import HEADER_BYTES
 from tests.support.broker.groups.group_machine import REBALANCE_MS, SESSION_MS, join_request
-from tests.support.broker.groups.group_world import World
+from tests.support.broker.groups.group_world import SUBSCRIBED, World
 from tests.support.clocks.virtual_clock import settle
 
 
@@ -157,6 +157,47 @@ async def test_joins_of_large_groups_take_turns(monkeypatch: pytest.MonkeyPatch)
     for join in joins:
         join.cancel()
     await asyncio.gather(*joins, return_exceptions=True)
+
+
+async def test_the_members_of_a_generation_are_answered_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, per_round = World(), list[int]()
+    first = await world.stable(instance_id="first")
+    joins = [await world.begin(world.join(instance_id=f"i{number}")) for number in range(9)]
+    monkeypatch.setattr(live_classic_group, "REPLIES_PER_ROUND", 2)
+    joins.append(asyncio.ensure_future(world.join(first, instance_id="first")))
+    while not all(join.done() for join in joins):
+        before = sum(join.done() for join in joins)
+        await asyncio.sleep(0)
+        per_round.append(sum(join.done() for join in joins) - before)
+        generation = 2 if per_round[-1] else 1
+        assert world.heartbeat(first, generation) is not ErrorCode.UNKNOWN_MEMBER_ID
+    assert max(per_round) == 2
+    answers = [join.result() for join in joins]
+    assert {(answer.error, answer.generation) for answer in answers} == {(ErrorCode.NONE, 2)}
+    assert [len(answer.members) for answer in answers] == [0] * 9 + [10]
+
+
+async def test_the_memory_of_a_group_is_that_of_its_members_after_each_change() -> None:
+    world = World()
+    first = await world.stable(instance_id="first")
+    await world.begin(world.join(instance_id="second", protocols=(*SUBSCRIBED, ("own", b"x" * 99))))
+    await world.join(first, instance_id="first")
+    await world.sync(first, 2, **{first: b"assignment"})
+    for leaver in ("second", "first"):
+        live = world.coordinator._served.get("g")
+        assert isinstance(live, live_classic_group.LiveClassicGroup)
+        assert live._size_bytes == sum(m.memory_bytes for m in live.group.members.values()) > 0
+        await world.coordinator.members.leave("g", LeaveRequested(0, (("", leaver),)))
+    assert live._size_bytes == 0
+
+
+async def test_a_member_may_name_twice_as_many_protocols_as_clients_do() -> None:
+    world = World()
+    names = [(f"p{number}", b"") for number in range(9)]
+    assert (await world.join(protocols=tuple(names[:8]))).error is ErrorCode.NONE
+    assert (await world.join(protocols=tuple(names))).error is ErrorCode.INVALID_REQUEST
 
 
 async def test_a_silent_member_is_removed_after_its_session_timeout() -> None:
