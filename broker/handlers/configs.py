@@ -247,7 +247,7 @@ async def _alter(
     """Change the settings of one resource; return the error code and message for its row."""
     metadata_service = context.services.metadata_service
     kind, name = resource.resource_type, resource.resource_name
-    changes = tuple(requested)
+    changes: Sequence[tuple[str, int, str | None]] = ()
 
     def change(present: Mapping[str, str]) -> Mapping[str, str]:
         changed = _apply(context, kind, name, {} if replaces_all else present, changes)
@@ -259,7 +259,8 @@ async def _alter(
         if kind == BROKER_LOGGER and replaces_all:
             raise _unknown_type(kind)  # for everyone, as Kafka
         _authorize(context, Operation.ALTER_CONFIGS, kind, name)
-        check_size([config.value for config in resource.configs])
+        check_size(resource.configs)
+        changes = tuple(requested)
         _refuse_ambiguous(resource, named)
         if kind == TOPIC:
             refuse_view(context, name)

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
@@ -139,7 +139,7 @@ def _new_topic(
     _refuse_internal(request.name)
     count = _partition_count(context, request)
     dynamic = {}
-    check_size([config.value for config in request.configs])
+    check_size(request.configs)
     for config in request.configs:
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
@@ -435,15 +435,24 @@ def _view_text(view: ViewTopic) -> str:
     return f"{view.name} is the compacted view of topic {view.base.name}, and is read only"
 
 
-def check_size(values: Sequence[str | None]) -> None:
+class Setting(Protocol):
+    """A row of a request that sets a value."""
+
+    @property
+    def value(self) -> str | None:
+        """Return the new value."""
+        ...
+
+
+def check_size(settings: Sequence[Setting]) -> None:
     """Refuse more settings of one resource than a turn may parse. Raises TopicError."""
-    if len(values) > SETTINGS_PER_RESOURCE_MAX:
+    if len(settings) > SETTINGS_PER_RESOURCE_MAX:
         raise TopicError(
             ErrorCode.INVALID_REQUEST,
-            f"{len(values)} settings of one resource, "
+            f"{len(settings)} settings of one resource, "
             f"at most {SETTINGS_PER_RESOURCE_MAX} are allowed",
         )
-    characters = sum(len(value or "") for value in values)
+    characters = sum(len(setting.value or "") for setting in settings)
     if characters > SETTING_CHARACTERS_PER_RESOURCE_MAX:
         raise TopicError(
             ErrorCode.INVALID_REQUEST,

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from broker.handlers.configs import (
     SET,
     SUBTRACT,
     TOPIC,
+    alter_configs,
+    incremental_alter_configs,
 )
 from broker.handlers.replication import METADATA_TOPIC
+from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
 from config.topics.keys import TopicConfig
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -360,6 +364,32 @@ async def alter(broker: Broker, operation: int, *values: str) -> int:
 
 def pairs(first: int, count: int) -> str:
     return ",".join(f"{number}:1" for number in range(first, first + count))
+
+
+class Unread(list[Any]):
+    """Rows that nobody may look at."""
+
+    def __iter__(self) -> Iterator[Any]:
+        pytest.fail("a row is read")
+        yield
+
+
+async def test_rows_above_the_limit_of_settings_are_counted_but_not_read() -> None:
+    services = SimpleNamespace(metadata_service=None)
+    context: Any = SimpleNamespace(may_topic=lambda *_: True, services=services)
+    header: Any = None
+    rows = Unread([None] * (SETTINGS_PER_RESOURCE_MAX + 1))
+    altered = m.AlterConfigsRequestResource(resource_type=TOPIC, resource_name="t", configs=rows)
+    changed = m.IncrementalAlterConfigsRequestResource(
+        resource_type=TOPIC, resource_name="t", configs=rows
+    )
+    answers: list[m.AlterConfigsResponse | m.IncrementalAlterConfigsResponse] = [
+        await alter_configs(context, header, m.AlterConfigsRequest(resources=[altered])),
+        await incremental_alter_configs(
+            context, header, m.IncrementalAlterConfigsRequest(resources=[changed])
+        ),
+    ]
+    assert [answer.responses[0].error_code for answer in answers] == [ErrorCode.INVALID_REQUEST] * 2
 
 
 async def test_more_settings_than_a_resource_can_have_are_refused_before_any_is_looked_at(
