@@ -7,7 +7,13 @@ import hmac
 import pytest
 
 from broker.security.errors import AuthenticationError
-from broker.security.scram import ScramServer, make_entry, matches, salt_password
+from broker.security.scram import (
+    MESSAGE_BYTES_MAX,
+    ScramServer,
+    make_entry,
+    matches,
+    salt_password,
+)
 from storage.directory.security_entries import ScramEntry
 
 MECHANISM = "SCRAM-SHA-256"
@@ -100,6 +106,14 @@ def test_escaped_names_and_extensions_are_read() -> None:
 def test_a_malformed_first_message_is_refused(message: bytes) -> None:
     with pytest.raises(AuthenticationError):
         server().evaluate(message)
+
+
+def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
+    longest = b"n,,n=user,r=a,x=".ljust(MESSAGE_BYTES_MAX, b"x")
+    server().evaluate(longest)
+    for message in (longest + b"x", b"n,,n=%b,r=a" % (b"u" * MESSAGE_BYTES_MAX)):
+        with pytest.raises(AuthenticationError):
+            server().evaluate(message)
 
 
 @pytest.mark.parametrize(
