@@ -103,6 +103,7 @@ class _Loading:
     directory: str
     limits: IndexLimits
     recovery_point: int
+    log_start_offset: int = 0  # as noted
     segments: list[Segment] = field(default_factory=list)
     next_offset: int = 0
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
@@ -172,7 +173,13 @@ def load_log(
     if recovery_point is None:
         recovery_point = _assumed_recovery_point(files, was_clean=was_clean)
     loading = _Loading(
-        env, directory, limits, recovery_point, go_on=go_on, segments_left=segments_left
+        env,
+        directory,
+        limits,
+        recovery_point,
+        log_start_offset or 0,
+        go_on=go_on,
+        segments_left=segments_left,
     )
     loading.counts.deleted_files = len(swap.deleted)
     if swap.changed:
@@ -513,7 +520,7 @@ def _recover_batch(
         if reason:
             raise _ContradictedError(batch.position, reason)
         segment.index_batch(header, batch.position)
-        _compare_epoch(loading, header.partition_leader_epoch, header.base_offset)
+        _compare_epoch(loading, header.partition_leader_epoch, header.last_offset)
         loading.next_offset = header.next_offset
         return note_batch(loading.states, batch)
     raise CorruptBatchError(reason, batch.position, segment.path)
@@ -679,10 +686,11 @@ def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) 
 def _compare_epoch(loading: _Loading, epoch: int, offset: int) -> None:
     """Note whether the epochs contradict that of a batch: their file is missing or wrong.
 
-    An epoch is durable before its first batch.
+    An epoch is durable before its first batch, and stays until the log start is behind its last
+    offset; `offset` is the last one of the batch.
     """
     epochs, latest = loading.epochs, loading.epochs.latest
-    if epoch < 0 or loading.epochs_learned:
+    if epoch < 0 or offset < loading.log_start_offset or loading.epochs_learned:
         return
     if latest is not None and latest.epoch == epoch and latest.start_offset <= offset:
         return

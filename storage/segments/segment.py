@@ -156,7 +156,7 @@ class Segment:
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
         self.last_epoch = -1  # leader epoch of the last batch that was read while loading
-        self.last_epoch_offset = base_offset  # base offset of that batch
+        self.last_epoch_offset = base_offset  # last offset of that batch
         self._first_timestamp_ms: int | None = None
         self._is_truncated = False  # by `cut_back`, since the last `sync_truncation`
         self._facts: SegmentFacts | None = None  # of a closed segment
@@ -328,7 +328,7 @@ class Segment:
     def _note_batch(self, header: BatchHeader) -> None:
         self._note_timestamp(header.max_timestamp, header.next_offset - 1)
         self.last_epoch = header.partition_leader_epoch
-        self.last_epoch_offset = header.base_offset
+        self.last_epoch_offset = header.next_offset - 1
         if header.is_transactional:
             self.has_transactions = True
 

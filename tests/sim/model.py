@@ -189,7 +189,7 @@ class PartitionModel:
             lowest = min(lowest, acknowledged)
             # The process may have ended behind the cut, before the truncation returned.
             if self.cutting is not None and end < acknowledged:
-                lowest = min(lowest, self._first_kept_end(self.cutting))
+                lowest = min(lowest, self._kept_end(self.cutting))
                 self.cut(max(end, self.cutting))
             if end < lowest:
                 raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or behind")
@@ -221,10 +221,10 @@ class PartitionModel:
                 last[header.producer_id] = batch
         return last
 
-    def _first_kept_end(self, offset: int) -> int:
-        """Where a log that is truncated to an offset ends: before the batch that it is in."""
-        inside = (batch.base for batch in self.history if batch.header.next_offset > offset)
-        return min(offset, next(inside, offset))
+    def _kept_end(self, offset: int) -> int:
+        """Where a log that is truncated to an offset ends: behind the last batch below it."""
+        ends = (batch.header.next_offset for batch in self.history)
+        return max((end for end in ends if end <= offset), default=0)
 
     def take_in_pending(self, batches: Sequence[Batch]) -> None:
         """What was not acknowledged may be there."""

@@ -106,6 +106,7 @@ class Repairs:
             self._world.note(f"    refused: {error}")
             return
         model.cutting, model.flushed = None, 0
+        log = partition.log  # another one if the replica was moved meanwhile
         if log.log_end_offset > offset:
             raise model.fail("truncated", f"the log ends at {log.log_end_offset}, not at {offset}")
         self._check_kept(model, log.log_end_offset, offset)

@@ -530,6 +530,27 @@ def test_epochs_that_contradict_the_batches_are_read_from_them(
         assert env.read_file(path) == right
 
 
+@pytest.mark.parametrize("was_clean", [True, False])
+@pytest.mark.parametrize("start", [3, 5, 6])
+def test_epochs_below_the_log_start_are_not_missed(
+    env: MemoryEnv, start: int, was_clean: bool
+) -> None:
+    log = open_log(env)
+    for epoch in (0, 3):
+        log._state.leader_epoch = epoch
+        log.epochs.is_entered = False
+        append(log, b"one", b"two", b"three")
+    log.delete_records(start)
+    log.close()
+    for _ in range(2):
+        again, loaded = open_with_notes(
+            env, was_clean=was_clean, recovery_point=6, log_start_offset=start
+        )
+        assert not [note for note in loaded.notes if "epoch" in note]
+        assert not loaded.epochs_learned
+        again.close()
+
+
 def test_producers_are_read_from_the_newest_usable_snapshot(env: MemoryEnv) -> None:
     log = open_log(env)
     for sequence in range(3):
