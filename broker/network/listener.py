@@ -17,7 +17,6 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import Final
 
@@ -41,6 +40,8 @@ SWEEP_SECONDS = 5.0  # between two searches for idle and stalled connections
 DRAIN_POLL_SECONDS = 0.01
 STALL_SECONDS = 60.0  # a client that reads no byte of its response for so long is disconnected
 IDLE_EVICT_SECONDS = 10.0
+# An honest client needs less, with TLS and SASL, until it is no stranger any more.
+HANDSHAKE_SECONDS = 5.0
 # While others wait for memory, a connection that received no byte of its request for this long is
 # closed: the others need an answer within 30 s (request.timeout.ms of the clients).
 RECEIVE_STALL_SECONDS = 10.0
@@ -247,13 +248,18 @@ class Listener:
     def _evict(self, own: int, now: float, *, strangers_only: bool = False) -> bool:
         """Evict a connection for a new one whose address has `own` connections."""
         most = max(self._by_address.values(), key=len)
-        is_far_fewer = own * FAR_FEWER < len(most) and not strangers_only
-        evict_after = inf if strangers_only else IDLE_EVICT_SECONDS
-        if self._evict_one(now, is_far_fewer, evict_after):
+        is_far_fewer = own * FAR_FEWER < len(most)
+
+        def may_go(victim: Connection) -> bool:
+            if strangers_only:
+                return victim.is_stranger and now - victim.opened_at > HANDSHAKE_SECONDS
+            return is_far_fewer or _is_evictable(victim, now)
+
+        if self._evict_one(may_go):
             return True
         if now >= self._next_search_at:
             self._find_eviction_candidates(most)
-            if self._evict_one(now, is_far_fewer, evict_after):
+            if self._evict_one(may_go):
                 return True
             self._next_search_at = now + EVICT_SEARCH_SECONDS
         return False
@@ -264,13 +270,12 @@ class Listener:
             (connection, connection.last_active) for connection in reversed(results)
         ]
 
-    def _evict_one(self, now: float, is_far_fewer: bool, idle_seconds: float) -> bool:
+    def _evict_one(self, may_go: Callable[[Connection], bool]) -> bool:
         while self._eviction_candidates:
             victim, last_active = self._eviction_candidates.pop()
             # It may have closed, or have been active, since the search.
             is_unchanged = victim in self.connections and victim.last_active == last_active
-            is_idle = victim.is_stranger or now - victim.idle_since > idle_seconds
-            if is_unchanged and (is_far_fewer or is_idle):
+            if is_unchanged and may_go(victim):
                 self.stats.evicted += 1
                 self.disconnected(victim)
                 victim.close("evicted for a new connection")
@@ -360,6 +365,10 @@ def address_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return address.exploded[:19]
+
+
+def _is_evictable(connection: Connection, now: float) -> bool:
+    return connection.is_stranger or now - connection.idle_since > IDLE_EVICT_SECONDS
 
 
 def _eviction_order(connection: Connection) -> tuple[bool, float]:

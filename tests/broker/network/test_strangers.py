@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.network.connection import Connection, RequestHandler, Response
 from broker.network.listener import (
+    HANDSHAKE_SECONDS,
     IDLE_EVICT_SECONDS,
     RECEIVE_SECONDS_MAX,
     RECEIVE_STALL_SECONDS,
@@ -277,9 +278,14 @@ async def test_strangers_give_way_while_file_descriptors_are_short() -> None:
         for _ in range(5):
             await connect(broker)
         broker.listener.env.spare_descriptors = False
+        assert await is_served(await connect(broker)), "nobody gives way who connects just now"
+        assert broker.listener.stats.evicted == 0
+        for connection in broker.listener.connections:
+            connection.opened_at -= HANDSHAKE_SECONDS + 1
         for _ in range(5):
+            broker.listener._next_search_at = 0.0
             assert await is_served(await connect(broker))
-            assert len(broker.listener.connections) == 6
+            assert len(broker.listener.connections) == 7
         assert await is_served(client)
         assert await is_served(await connect(broker)), "nobody at work gives way, or is refused"
         assert broker.listener.stats.evicted == 5
