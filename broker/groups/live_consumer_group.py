@@ -151,6 +151,7 @@ class LiveConsumerGroup:
         # changed: it writes no record without a change.
         self._resolved_ms: dict[str, int] = {}
         self._sessions: dict[str, Timer] = {}
+        self._expired: dict[str, None] = {}  # members whose timers have fired just now
         self._revocations: dict[str, tuple[int, Timer]] = {}
         # Classic members that have to join, or to sync, within their rebalance timeout.
         self._joins: dict[str, Timer] = {}
@@ -330,16 +331,15 @@ class LiveConsumerGroup:
             error = await self._flush()
         return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
 
-    async def _remove(self, member_ids: Iterable[str]) -> ErrorCode:
+    async def _remove(self, member_ids: Collection[str]) -> ErrorCode:
         append = self._begin_removal(member_ids)
         return await (self._flush() if append is None else asyncio.shield(append))
 
-    def _begin_removal(self, member_ids: Iterable[str]) -> "asyncio.Future[ErrorCode] | None":
+    def _begin_removal(self, member_ids: Collection[str]) -> "asyncio.Future[ErrorCode] | None":
         """Remove members; return the append of a downgrade, if that is what follows."""
-        remaining = self.group
         for member_id in member_ids:
             self._forget_timers(member_id)
-            remaining = remaining.without_member(member_id)
+        remaining = self.group.without_members(member_ids)
         if self._may_downgrade(remaining):
             return self._context.downgrade(self, remaining, is_changed=True)
         self._change(state.without_members(remaining, ()))
@@ -678,6 +678,7 @@ class LiveConsumerGroup:
     # Timers -------------------------------------------------------------------------------------
 
     def _start_session(self, member_id: str) -> None:
+        self._expired.pop(member_id, None)
         self._stop(self._sessions, member_id)
         member = self.group.members.get(member_id)
         timeout_ms = self._context.rules.session_timeout_ms
@@ -719,6 +720,7 @@ class LiveConsumerGroup:
             self._revocations[member.member_id] = member.epoch, timer
 
     def _forget_timers(self, member_id: str) -> None:
+        self._expired.pop(member_id, None)
         for timers in (self._sessions, self._joins, self._syncs):
             self._stop(timers, member_id)
         revocation = self._revocations.pop(member_id, None)
@@ -726,16 +728,28 @@ class LiveConsumerGroup:
             revocation[1].cancel()
 
     def _expire(self, member_id: str) -> None:
-        """Remove a member that is silent, or that does not revoke its partitions."""
+        """Remove a member that is silent, or that does not revoke its partitions.
+
+        It leaves together with the others whose time ends at the same time: after the group was
+        loaded, these may be all.
+        """
         self._forget_timers(member_id)
-        if member_id not in self.group.members or self.is_dead:
+        if not self._expired:
+            self._context.clock.call_later(0, self._remove_expired)
+        self._expired[member_id] = None
+
+    def _remove_expired(self) -> None:
+        expired = [member_id for member_id in self._expired if member_id in self.group.members]
+        self._expired.clear()
+        if not expired or self.is_dead:
             return
-        self._context.stats.members_expired += 1
-        limited_logger.info(
-            "member expired",
-            subject=self.group.group_id,
-            group=self.group.group_id,
-            member=member_id,
-        )
-        if self._begin_removal([member_id]) is None:
+        self._context.stats.members_expired += len(expired)
+        for member_id in expired:
+            limited_logger.info(
+                "member expired",
+                subject=self.group.group_id,
+                group=self.group.group_id,
+                member=member_id,
+            )
+        if self._begin_removal(expired) is None:
             self._flush_soon()

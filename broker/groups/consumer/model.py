@@ -187,24 +187,32 @@ class ConsumerGroup:
 
     def without_member(self, member_id: str) -> "ConsumerGroup":
         """Return the group without a member and its target assignment."""
-        before = self.members[member_id]
+        return self.without_members((member_id,))
+
+    def without_members(self, member_ids: Iterable[str]) -> "ConsumerGroup":
+        """Return the group without members; takes as long for all of them as for one."""
+        gone = frozenset(member_ids)
+        owners = dict(self.owners)  # a group may have 10,000 partitions
+        for key in gone:
+            for partition in _partitions_of(self.members[key]):
+                owners.pop(partition, None)
         return replace(
             self,
-            members={key: value for key, value in self.members.items() if key != member_id},
-            targets={key: value for key, value in self.targets.items() if key != member_id},
-            owners=_owners_after(self.owners, before, None),
+            members={key: value for key, value in self.members.items() if key not in gone},
+            targets={key: value for key, value in self.targets.items() if key not in gone},
+            owners=owners,
         )
 
 
 def _owners_after(
-    owners: Mapping[PartitionId, str], before: ConsumerMember | None, after: ConsumerMember | None
+    owners: Mapping[PartitionId, str], before: ConsumerMember | None, after: ConsumerMember
 ) -> Mapping[PartitionId, str]:
     """Return the owners after a member changed; the same ones if it owns what it owned.
 
     A group may have 10,000 partitions: the work grows with those that get another owner.
     """
     lost, gained = _partitions_of(before), _partitions_of(after)
-    if before is not None and after is not None:
+    if before is not None:
         is_same = before.assigned is after.assigned
         if is_same and before.pending_revocation is after.pending_revocation:
             return owners
@@ -214,8 +222,7 @@ def _owners_after(
     changed = dict(owners)
     for partition in lost:
         changed.pop(partition, None)
-    if after is not None:
-        changed.update(dict.fromkeys(gained, after.member_id))
+    changed.update(dict.fromkeys(gained, after.member_id))
     return changed
 
 

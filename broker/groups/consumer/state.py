@@ -340,9 +340,7 @@ def with_targets(
 
 def without_members(group: ConsumerGroup, member_ids: Iterable[str]) -> ConsumerGroup:
     """Return the group after members left or their sessions expired."""
-    for member_id in member_ids:
-        group = group.without_member(member_id)
-    return _next_epoch(with_regexes(group, {}))
+    return _next_epoch(with_regexes(group.without_members(member_ids), {}))
 
 
 def after_leave(group: ConsumerGroup, request: Heartbeat) -> ConsumerGroup:

@@ -144,6 +144,26 @@ async def test_a_silent_member_leaves_after_the_session_timeout() -> None:
     assert (await second.heartbeat()).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_members_whose_time_ends_together_leave_in_one_epoch(*, is_loaded: bool) -> None:
+    world, _ = make_world(orders=6)
+    clients = [Client(world, name) for name in "abcd"]
+    await converge(*clients)
+    if is_loaded:
+        check_restart(world)
+    await world.clock.advance(SESSION_MS - 1)
+    await clients[0].heartbeat()
+    before = group(world)
+    await world.clock.advance(1)
+    assert group(world).members.keys() == {"a"}
+    assert group(world).epoch == before.epoch + 1
+    assert set(group(world).owners.values()) == {"a"}
+    assert world.coordinator.stats.members_expired == 3
+    await converge(clients[0])
+    assert len(clients[0].owned) == 6
+    check_restart(world)
+
+
 async def test_a_member_that_does_not_revoke_in_time_leaves() -> None:
     world, _ = make_world()
     first, second = Client(world, "a"), Client(world, "b")
