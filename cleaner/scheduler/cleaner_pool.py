@@ -52,6 +52,7 @@ from cleaner.workers.process import Spawn, spawn_process
 from cleaner.workers.worker_pool import PoolWorker, WorkerPool
 from config.settings import CleanerSettings
 from storage.env import Env
+from storage.errors import StorageError
 from storage.model import TopicPartition
 
 SCAN_PAUSE_SECONDS: Final = 0.02  # between two scans, however often the pool is woken
@@ -61,6 +62,10 @@ IDLE_SCAN_FACTOR: Final = 50  # the pause after a scan if nothing wakes the pool
 # Candidates of each requester, and topics with one, that may start before the next scan, on workers
 # that become idle.
 QUEUED_MAX: Final = 64
+# Until a partition whose inputs are not read is left out: others wait meanwhile. A healthy disk
+# reads the transaction indexes of hundreds of segments in this time.
+INPUT_SECONDS: Final = 10.0
+INPUT_RETRY_MS: Final = 60_000
 
 logger = structlog.get_logger("cleaner")
 
@@ -136,6 +141,7 @@ class CleanerPool:
         self._workers = WorkerPool(
             spawn, self.dispatcher, self.stats, bounds.workers, measured=measured
         )
+        self._unread: dict[TopicPartition, int] = {}  # loop ms until they are tried again
         self._queue: list[Candidate] = []  # the first ones of the last scan, in starting order
         self._turns = NO_TURNS
         self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
@@ -390,6 +396,7 @@ class CleanerPool:
             self.control.handle(partition, states.RetryRequested())
         self.state_store.keep_only(existing, self._host.exists)
         self.history.keep_only(existing)
+        self._unread = {p: until for p, until in self._unread.items() if p in existing}
         self._apply_saved_pauses()
         waiting = [
             build_candidate(verdict, self.scanner.requests.requested_by(facts))
@@ -422,9 +429,12 @@ class CleanerPool:
 
         Return the chosen candidates. Those that are none any more are not started.
         """
+        now_ms = int(asyncio.get_running_loop().time() * 1000)
+        waiting = [each for each in waiting if self._unread.get(each.partition, 0) <= now_ms]
         idle, choice = self._choose(waiting)
         partitions = [candidate.partition for candidate, _, _ in choice.starts]
-        if any([await self._host.load_job_inputs(partition) for partition in partitions]):
+        if any([await self._load_inputs(partition) for partition in partitions]):
+            waiting = [each for each in waiting if each.partition not in self._unread]
             idle, choice = self._choose(waiting)  # other tasks have run
         now = asyncio.get_running_loop().time()
         self._turns = choice.turns
@@ -440,6 +450,23 @@ class CleanerPool:
         )
         self._keep_lanes(choice.needed, now)
         return [start.candidate for start in choice.starts]
+
+    async def _load_inputs(self, partition: TopicPartition) -> bool:
+        """Load the inputs of a job, in bounded time; return whether other tasks have run.
+
+        The disk of one partition may hang or fail: it is left out for a while.
+        """
+        try:
+            async with asyncio.timeout(INPUT_SECONDS):
+                has_waited = await self._host.load_job_inputs(partition)
+        except (OSError, StorageError) as error:  # TimeoutError is an OSError
+            reason = str(error) or f"its disk did not answer in {INPUT_SECONDS:.0f} s"
+            logger.warning("clean not started", partition=str(partition), reason=reason)
+            now_ms = int(asyncio.get_running_loop().time() * 1000)
+            self._unread[partition] = now_ms + INPUT_RETRY_MS
+            return True
+        self._unread.pop(partition, None)
+        return has_waited
 
     def _choose(self, waiting: Sequence[Candidate]) -> tuple[dict[Lane, list[PoolWorker]], Choice]:
         """Return the idle workers of each lane, and what to start on them."""

@@ -8,7 +8,7 @@ import pytest
 from cleaner import states as s
 from cleaner.host import JobInputs, PublishOutcome
 from cleaner.scheduler.clean_attempt import retry_delay_ms
-from storage.errors import SwapRefusedError
+from storage.errors import StorageError, SwapRefusedError
 from storage.model import TopicPartition
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
 from tests.support.cleaner.scheduler.cleaner_fakes import FakeLink, FakeWorkerPool, until
@@ -223,6 +223,31 @@ def test_the_inputs_of_a_job_are_read_before_it_is_planned() -> None:
         b.dirty()
         await until_job(b)
         assert not b.host.failures
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("fault", ["hangs", "fails"])
+def test_a_disk_whose_inputs_cannot_be_read_stops_the_cleans_of_no_other(fault: str) -> None:
+    async def scenario(b: PoolHarness) -> None:
+        async def load_job_inputs(partition: TopicPartition) -> bool:
+            if partition == T0:
+                if fault == "fails":
+                    raise StorageError("no index")
+                await asyncio.sleep(1e9)
+            return False
+
+        b.host.load_job_inputs = load_job_inputs  # type: ignore[method-assign]
+        b.dirty(T0)
+        b.dirty(T1)
+        job = await until_job(b)
+        assert job.partition == T1
+        b.link.done()
+        await until(lambda: b.host.done)
+        assert b.state(T0) == s.IDLE
+        b.host.load_job_inputs = lambda _: asyncio.sleep(0, False)  # type: ignore[method-assign]
+        again = await until_job(b)
+        assert again.partition == T0
 
     run_scenario(scenario)
 
