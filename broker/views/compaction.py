@@ -609,7 +609,7 @@ def _carried_over(view: ViewPartition) -> Ledger | None:
         return ledger
     manifest = ledger.manifest
     change = f"its strategy was changed from {manifest.strategy} to {_rule_of(view.log.config)}"
-    if manifest.log_compacted:
+    if manifest.log_compacted or log.config.compacts:
         missing = "the topic is or was compacted itself, by offset"
     elif log.log_start_offset > manifest.first_offset:
         missing = f"its source records below offset {log.log_start_offset} have expired"
