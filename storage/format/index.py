@@ -44,6 +44,12 @@ class IndexLimits(NamedTuple):
     max_bytes: int
 
 
+def unpack_offset_entry(entry: bytes) -> tuple[int, int]:
+    """Return relative offset and position of an entry of an offset index file."""
+    relative, position = _OFFSET_ENTRY.unpack(entry)
+    return relative, position
+
+
 def is_increasing(values: "array[int]") -> bool:
     """Return whether each value is larger than the one before it."""
     return all(map(lt, values, values[1:]))

@@ -56,6 +56,8 @@ from storage.segments.segment_txn_index import SegmentTxnIndex
 HINTS_MAX: Final = 256
 # No other start has chosen the same: a key index may be older than the process.
 _CONTENT_IDS: Final = count(1 + secrets.randbits(62))
+# The batch that a time entry names is searched for within these bytes behind its index entry.
+NAMED_BATCH_BYTES_MAX: Final = 1 << 20
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
 NO_TIMESTAMP: Final = -1
 PART_BYTES: Final = 1 << 20  # of a large batch that is written in parts: 0.3 to 0.6 ms each
@@ -309,21 +311,19 @@ class Segment:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), reason)
 
     def _header_at(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch at or behind an offset; None if it is damaged.
+        """Return the header of the batch at or behind an offset; None if it is not near its entry.
 
         Raises CorruptIndexError.
         """
-        had_indexes = self._indexes.is_loaded
-        if not had_indexes:
-            self._indexes.load(self.size_bytes)
+        position = self._indexes.find_position(offset - self.base_offset)
+        end = min(self.size_bytes, position + NAMED_BATCH_BYTES_MAX)
         try:
-            batch = self.batch_at(offset)
-        except (CorruptBatchError, DamagedSegmentError):
-            return None
-        finally:
-            if not had_indexes:
-                self._indexes.drop()
-        return batch and batch.header
+            for batch in scan(self.file, position, end, whole=False):
+                if batch.header.next_offset > offset:
+                    return batch.header
+        except CorruptBatchError:
+            pass  # damage; a read finds it
+        return None
 
     def _note_batch(self, header: BatchHeader) -> None:
         self._note_timestamp(header.max_timestamp, header.next_offset - 1)

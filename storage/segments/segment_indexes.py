@@ -21,6 +21,7 @@ from storage.format.index import (
     IndexLimits,
     OffsetIndex,
     TimeIndex,
+    unpack_offset_entry,
 )
 from storage.segments.batch_scan import scan
 
@@ -136,6 +137,26 @@ class SegmentIndexes:
         offsets = OffsetIndex.from_bytes(tail, self._index_path, log_bytes)
         tail = self._tail_of(self._time_path, TIME_ENTRY_BYTES)
         return offsets.last, TimeIndex.from_bytes(tail, self._time_path).last
+
+    def find_position(self, relative: int) -> int:
+        """Return the position of the last entry up to a relative offset, 0 if there is none.
+
+        This reads some entries of the file only, and checks none of them. Raises OSError.
+        """
+        if self._offsets is not None:
+            return self._offsets.lookup(relative)[1]
+        file = self._env.open(self._index_path)
+        position, low, high = 0, 0, file.size() // OFFSET_ENTRY_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            entry = file.pread(OFFSET_ENTRY_BYTES, middle * OFFSET_ENTRY_BYTES)
+            entry_offset, entry_position = unpack_offset_entry(entry)
+            if entry_offset <= relative:
+                position, low = entry_position, middle + 1
+            else:
+                high = middle
+        file.close()
+        return position
 
     def _tail_of(self, path: str, entry_bytes: int) -> bytes:
         try:
