@@ -677,6 +677,11 @@ class LiveConsumerGroup:
 
     # Timers -------------------------------------------------------------------------------------
 
+    def keep_alive(self, member_id: str) -> None:
+        """Restart the session of a member whose request waits for its turn."""
+        if member_id in self._sessions:
+            self._start_session(member_id)
+
     def _start_session(self, member_id: str) -> None:
         self._expired.pop(member_id, None)
         self._stop(self._sessions, member_id)

@@ -237,7 +237,11 @@ class MemberRequests:
             return HeartbeatAnswer(error)
         try:
             regexes = await self._resolve(group_id, request.regex, viewer)
-            await self._wait_turn(group_id)
+            if not request.reports_nothing:
+                waiting = self._served.get(group_id)
+                if isinstance(waiting, LiveConsumerGroup):
+                    waiting.keep_alive(request.member_id)
+                await self._wait_turn(group_id)
             live = self._consumer_group(group_id, request, viewer, creator)
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)

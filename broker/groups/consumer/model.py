@@ -278,6 +278,13 @@ class Heartbeat:
         is_complete = self.rebalance_timeout_ms != -1 and has_subscription
         return self.epoch == JOIN_EPOCH or (is_complete and self.owned is not None)
 
+    @property
+    def reports_nothing(self) -> bool:
+        """Return whether a member only says that it is alive: nearly all heartbeats do."""
+        fields = (self.topics, self.regex, self.assignor, self.owned)
+        is_unchanged = self.rebalance_timeout_ms == -1 and fields == (None,) * len(fields)
+        return self.epoch > JOIN_EPOCH and is_unchanged
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:

@@ -686,6 +686,24 @@ async def test_heartbeats_of_large_groups_take_turns(
     assert max(most.values()) == 1, most
 
 
+async def test_a_heartbeat_that_reports_nothing_waits_for_no_other(
+    every_assignment_is_large: None,
+) -> None:
+    """Or the sessions of a group of thousands would end while its heartbeats wait."""
+    world, _ = make_world(orders=12)
+    clients = [Client(world, f"m{n}", group_id="g") for n in range(6)]
+    await converge(*clients, rounds=3)
+    for client in clients[:-1]:
+        client.epoch = 0
+    joins = [asyncio.ensure_future(client.heartbeat()) for client in clients[:-1]]
+    answer = asyncio.ensure_future(clients[-1].send(clients[-1].epoch))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert answer.done()
+    assert not all(join.done() for join in joins)
+    await asyncio.gather(*joins)
+
+
 def records_of(world: World) -> int:
     return sum(map(len, world.log.appends))
 
