@@ -61,11 +61,7 @@ async def link_between_swaps(
     for number in range(1, ATTEMPTS + 1):
         is_last = number == ATTEMPTS
         async with attempt(is_last):
-            await swaps.load_job_inputs(partition.partition)
-            if not await swaps.wait_for_swap(partition):
-                raise SegmentsReplacedError(
-                    f"the cleaner is replacing segments of {partition.partition}: try again"
-                )
+            await _wait_for_inputs(swaps, partition)
             try:
                 planned = begin()
                 if planned is None:
@@ -82,3 +78,20 @@ async def link_between_swaps(
             else:
                 return planned
     raise AssertionError("the last attempt returns or raises")
+
+
+async def _wait_for_inputs(swaps: Swaps, partition: Partition) -> None:
+    """Return in a turn of the event loop in which no swap runs and the inputs are in memory.
+
+    Raises SegmentsReplacedError.
+    """
+    for _ in range(ATTEMPTS):
+        if not await swaps.wait_for_swap(partition):
+            raise SegmentsReplacedError(
+                f"the cleaner is replacing segments of {partition.partition}: try again"
+            )
+        if not await swaps.load_job_inputs(partition.partition):
+            return  # no other task has run
+    # The inputs cannot be read: whoever plans with them finds out.
+    if not await swaps.wait_for_swap(partition):
+        raise SegmentsReplacedError(f"the cleaner replaces segments of {partition.partition}")

@@ -15,9 +15,8 @@ from storage.segments.txn_index_repair import load_dropped
 
 def not_loaded(state: LogState, segment: Segment) -> IndexNotReadyError:
     """Return the error that lets a thread load the transaction index of a segment."""
-    segments = state.segments
-    before = segments.all[: segments.index_of(segment.base_offset) + 1]
-    return IndexNotReadyError(segment, partial(load_dropped, env=state.env, segments=before))
+    segments = state.segments.all  # the same tuple for all loads
+    return IndexNotReadyError(segment, partial(load_dropped, env=state.env, segments=segments))
 
 
 def txn_index_loads(state: LogState, segments: Iterable[Segment]) -> list[IndexLoad]:

@@ -22,13 +22,14 @@ _NO_END = 1 << 62
 def load_dropped(twin: Segment, *, env: Env, segments: Sequence[Segment]) -> None:
     """Read the dropped transaction index of a twin; rebuild it if the file was changed.
 
-    `segments` are those of the log up to this one: a transaction may begin in any of them. Raises
+    `segments` are those of the log: a transaction may begin in any of them up to this one. Raises
     OSError.
     """
     try:
         twin.txn_index.load_dropped()
     except CorruptIndexError:
-        states = load_states(env, twin.directory, segments, twin.base_offset)
+        before = [segment for segment in segments if segment.base_offset <= twin.base_offset]
+        states = load_states(env, twin.directory, before, twin.base_offset)
         twin.txn_index.set_rebuilt(replay(states, twin, 0, _NO_END))
 
 

@@ -22,12 +22,14 @@ class Links:
     failures: list[BaseException] = field(default_factory=list)  # of the attempts, in order
     swaps_meanwhile: int = 0  # attempts during which a swap begins
     is_over: bool = True  # the running swap ends in time
+    loads_left: int = 0  # calls that have something to load
     planned: int | None = 1
     events: list[str] = field(default_factory=list)
 
     async def load_job_inputs(self, _: object) -> bool:
         self.events.append("load")
-        return True
+        self.loads_left -= 1
+        return self.loads_left >= 0
 
     async def wait_for_swap(self, _: object) -> bool:
         self.events.append("wait")
@@ -70,7 +72,7 @@ class Links:
         )
 
 
-DONE = ["attempt", "load", "wait", "begin", "link"]
+DONE = ["attempt", "wait", "load", "begin", "link"]
 
 
 def test_segments_are_planned_when_no_swap_runs_and_linked_in_the_same_turn() -> None:
@@ -114,4 +116,13 @@ def test_a_swap_that_does_not_end_is_not_waited_for_again() -> None:
     links = Links(is_over=False)
     with pytest.raises(SegmentsReplacedError, match="orders-0: try again"):
         links.run()
-    assert links.events == DONE[:3]
+    assert links.events == DONE[:2]
+
+
+@pytest.mark.parametrize("loads", [1, 2, 100])
+def test_inputs_that_were_loaded_are_followed_by_another_look_at_swaps(loads: int) -> None:
+    """A swap may begin meanwhile; inputs that cannot be read are given up."""
+    links = Links(loads_left=loads)
+    assert links.run() == 1
+    rounds = ["wait", "load"] * min(loads + 1, ATTEMPTS)
+    assert links.events == ["attempt", *rounds, *(["wait"] if loads >= ATTEMPTS else []), *DONE[3:]]
