@@ -253,15 +253,22 @@ def test_memory_of_a_request_is_in_proportion_to_its_rows(
     rows = memory_rows_of(case)
     too_much = []
     factor = SETTINGS_OF_A_TOPIC if case[0] == ApiKey.CREATE_TOPICS else 1
-    for label, frame in frames(case, rows, requester_for_memory):
-        runner.run(requester_for_memory.ask(frame))  # compile the codecs, fill the tables
+    limit = rows * BYTES_PER_ROW_MAX * factor + BYTES_WITHOUT_ROWS_MAX
+
+    def peak_of(frame: memoryview) -> int:
         tracemalloc.start()
         try:
             runner.run(requester_for_memory.ask(frame))
-            _, peak = tracemalloc.get_traced_memory()
+            return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        if peak > rows * BYTES_PER_ROW_MAX * factor + BYTES_WITHOUT_ROWS_MAX:
+
+    for label, frame in frames(case, rows, requester_for_memory):
+        runner.run(requester_for_memory.ask(frame))  # compile the codecs, fill the tables
+        peak = peak_of(frame)
+        if peak > limit:  # a thread that another test left may allocate, but not each time
+            peak = peak_of(frame)
+        if peak > limit:
             too_much.append((label, peak, peak // rows))
     assert not too_much
 
