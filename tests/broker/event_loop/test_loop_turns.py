@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import inspect
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.event_loop import loop_turns
-from broker.event_loop.loop_turns import SharedTurns, TurnQueue, yield_to_loop
+from broker.event_loop.loop_turns import SharedTurns, yield_to_loop
 from broker.groups.group_log import APPEND_BYTES, GroupLog
 from broker.handlers.dispatch import (
     LARGE_REQUESTS_AT_ONCE,
@@ -35,14 +33,12 @@ from broker.transactions import coordinator as transaction_coordinator
 from broker.transactions.markers import MarkerWriter
 from protocol import codec
 from protocol import messages as m
-from protocol.api import APIS, ApiKey
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode, ProtocolError, RowLimitError
 from protocol.limits import ROWS as ROWS_MAX
 from protocol.table_compiler import ELEMENTS_PER_SLICE
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import fake_connection, make_context
-from tests.support.protocol.messages import api_name, random_body, versions_of
-from tests.support.protocol.slices import drained
 from tests.support.storage.memory_env import MemoryEnv
 
 ROWS = 300
@@ -174,105 +170,6 @@ async def test_the_rows_of_a_large_request_and_of_its_answer_are_freed_in_turns(
         await answer
     assert len(freed_in) == 2 * ROWS
     assert max(freed_in.count(item) for item in set(freed_in)) <= 64
-
-
-# Decoding and encoding ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
-def test_in_slices_a_message_is_what_it_is_as_a_whole(api_key: int) -> None:
-    rng = random.Random(api_key)
-    for case in versions_of(api_key) * 3:
-        request = random_body(rng, *case, "request")
-        frame = codec.encode_request(*case, 7, "me", request)[4:]
-        header = codec.read_header(frame)
-        assert drained(codec.decode_body_sliced(header, frame, ROWS_MAX))[0] == request, case
-        response = random_body(rng, *case, "response")
-        whole = codec.encode_response(*case, 7, response)
-        sliced, _ = drained(codec.encode_response_sliced(*case, 7, response))
-        assert b"".join(sliced) == whole, case
-
-
-@pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
-def test_a_message_cut_anywhere_is_refused_in_slices_too(api_key: int) -> None:
-    for case in versions_of(api_key):
-        body = random_body(random.Random(str(case)), *case, "request", width=2)
-        frame = codec.encode_request(*case, 7, "me", body)[4:]
-        header = codec.read_header(frame)
-        for length in range(header.body_position, min(len(frame), 400)):
-            with pytest.raises(ProtocolError):
-                drained(codec.decode_body_sliced(header, frame[:length], ROWS_MAX))
-
-
-@pytest.mark.parametrize(
-    ("key", "version", "body"),
-    [
-        (ApiKey.DELETE_GROUPS, 2, m.DeleteGroupsRequest(groups_names=["g"] * 10_000)),
-        (ApiKey.DELETE_GROUPS, 1, m.DeleteGroupsRequest(groups_names=["g"] * 10_000)),
-        (
-            ApiKey.OFFSET_FETCH,
-            6,
-            m.OffsetFetchRequest(
-                topics=[m.OffsetFetchRequestTopic(name="t", partition_indexes=[1] * 10_000)]
-            ),
-        ),
-        (
-            ApiKey.DELETE_RECORDS,
-            2,
-            m.DeleteRecordsRequest(
-                topics=[
-                    m.DeleteRecordsRequestTopic(
-                        name="t", partitions=[m.DeleteRecordsRequestPartition()] * 10
-                    )
-                ]
-                * 1_000
-            ),
-        ),
-    ],
-)
-def test_decoding_pauses_after_each_slice(key: int, version: int, body: m.Message) -> None:
-    frame = codec.encode_request(key, version, 1, None, body)[4:]
-    decoded, pauses = drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
-    assert decoded == body
-    assert pauses >= 10_000 // ELEMENTS_PER_SLICE
-
-
-def test_encoding_pauses_after_each_slice() -> None:
-    rows = [m.FindCoordinatorResponseCoordinator(key=f"g{index}") for index in range(10_000)]
-    body = m.FindCoordinatorResponse(coordinators=rows)
-    parts, pauses = drained(codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body))
-    assert b"".join(parts) == codec.encode_response(ApiKey.FIND_COORDINATOR, 4, 1, body)
-    assert pauses == 10_000 // ELEMENTS_PER_SLICE
-
-
-def test_decoding_pauses_after_long_strings() -> None:
-    body = m.FindCoordinatorRequest(coordinator_keys=["x" * 16_000] * 100)
-    frame = codec.encode_request(ApiKey.FIND_COORDINATOR, 4, 1, None, body)[4:]
-    decoded, pauses = drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
-    assert decoded == body
-    assert pauses >= 100 * 16_000 // (256 << 10)
-
-
-def test_encoding_pauses_after_long_strings() -> None:
-    """A slice has 256 KiB, and a string more."""
-    keys = [f"{index}".ljust(16_000) for index in range(100)]
-    rows = [m.FindCoordinatorResponseCoordinator(key=key) for key in keys]
-    body = m.FindCoordinatorResponse(coordinators=rows)
-    slices = codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body)
-    parts, _ = drained(slices)
-    assert b"".join(parts) == codec.encode_response(ApiKey.FIND_COORDINATOR, 4, 1, body)
-    assert max(map(len, parts)) < (256 << 10) + 20_000
-
-
-def test_a_request_in_slices_has_a_largest_number_of_elements() -> None:
-    body = m.DeleteGroupsRequest(groups_names=[""] * (ROWS_MAX + 1))
-    frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]
-    assert len(frame) > WHOLE_BYTES_MAX  # one that is decoded at one stroke cannot have as many
-    with pytest.raises(RowLimitError, match="groups_names"):
-        drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
-    body.groups_names.pop()
-    frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]
-    assert drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))[0] == body
 
 
 # Handlers -------------------------------------------------------------------------------------
@@ -797,66 +694,6 @@ async def test_a_request_is_not_charged_with_the_work_of_others_before_its_next_
     assert sum(charged) == 8_000
     assert stats.longest_turn_ns == 5_000
     assert stats.latency.sum_us == 1_008
-
-
-# Turns of connections -------------------------------------------------------------------------
-
-
-async def test_turns_run_in_order_until_the_time_of_a_round_is_used_up() -> None:
-    queue, turns = TurnQueue(5.0), list[int]()
-
-    def take(number: int) -> None:
-        turns.append(number)
-        queue.charge(2.0)
-
-    for number in range(8):
-        queue.add(partial(take, number))
-    assert not turns
-    for count_after in (3, 6, 8):
-        await yield_to_loop()
-        assert turns == list(range(count_after))
-    assert not queue.is_over
-
-
-async def test_a_turn_that_queues_again_waits_for_the_next_round() -> None:
-    queue, turns = TurnQueue(5.0), list[str]()
-
-    def take(name: str) -> None:
-        turns.append(name)
-        queue.charge(1.0)
-        queue.add(partial(take, name))
-
-    queue.add(partial(take, "a"))
-    queue.add(partial(take, "b"))
-    for _ in range(3):
-        turns.clear()
-        await yield_to_loop()
-        assert turns == ["a", "b"]
-
-
-async def test_a_round_has_no_more_time_after_turns_outside_the_queue() -> None:
-    queue = TurnQueue(5.0)
-    queue.charge(3.0)
-    assert not queue.is_over
-    queue.charge(2.0)
-    assert queue.is_over
-    await yield_to_loop()
-    assert not queue.is_over
-
-
-async def test_a_turn_that_fails_does_not_hold_up_the_turns_behind_it() -> None:
-    errors, queue = list[object](), TurnQueue(5.0)
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    turn = asyncio.Event()
-
-    def fail() -> None:
-        raise ValueError
-
-    queue.add(fail)
-    queue.add(turn.set)
-    async with asyncio.timeout(20):
-        await turn.wait()
-    assert len(errors) == 1
 
 
 async def test_work_that_ends_its_turns_itself_waits_for_others_only_then() -> None:
