@@ -86,12 +86,15 @@ async def _wait_for_inputs(swaps: Swaps, partition: Partition) -> None:
     Raises SegmentsReplacedError.
     """
     for _ in range(ATTEMPTS):
-        if not await swaps.wait_for_swap(partition):
-            raise SegmentsReplacedError(
-                f"the cleaner is replacing segments of {partition.partition}: try again"
-            )
+        await _wait_for_swap(swaps, partition)
         if not await swaps.load_job_inputs(partition.partition):
             return  # no other task has run
     # The inputs cannot be read: whoever plans with them finds out.
+    await _wait_for_swap(swaps, partition)
+
+
+async def _wait_for_swap(swaps: Swaps, partition: Partition) -> None:
     if not await swaps.wait_for_swap(partition):
-        raise SegmentsReplacedError(f"the cleaner replaces segments of {partition.partition}")
+        raise SegmentsReplacedError(
+            f"the cleaner is replacing segments of {partition.partition}: try again"
+        )
