@@ -65,7 +65,7 @@ QUEUED_MAX: Final = 64
 # Until a partition whose inputs are not read is left out: others wait meanwhile. A healthy disk
 # reads the transaction indexes of hundreds of segments in this time.
 INPUT_SECONDS: Final = 10.0
-INPUT_RETRY_MS: Final = 60_000
+INPUT_RETRY_SECONDS: Final = 60.0
 
 logger = structlog.get_logger("cleaner")
 
@@ -141,7 +141,7 @@ class CleanerPool:
         self._workers = WorkerPool(
             spawn, self.dispatcher, self.stats, bounds.workers, measured=measured
         )
-        self._unread: dict[TopicPartition, int] = {}  # loop ms until they are tried again
+        self._unread: dict[TopicPartition, float] = {}  # loop time until they are tried again
         self._queue: list[Candidate] = []  # the first ones of the last scan, in starting order
         self._turns = NO_TURNS
         self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
@@ -429,8 +429,8 @@ class CleanerPool:
 
         Return the chosen candidates. Those that are none any more are not started.
         """
-        now_ms = int(asyncio.get_running_loop().time() * 1000)
-        waiting = [each for each in waiting if self._unread.get(each.partition, 0) <= now_ms]
+        now = asyncio.get_running_loop().time()
+        waiting = [each for each in waiting if self._unread.get(each.partition, 0.0) <= now]
         idle, choice = self._choose(waiting)
         partitions = [candidate.partition for candidate, _, _ in choice.starts]
         if any([await self._load_inputs(partition) for partition in partitions]):
@@ -462,8 +462,7 @@ class CleanerPool:
         except (OSError, StorageError) as error:  # TimeoutError is an OSError
             reason = str(error) or f"its disk did not answer in {INPUT_SECONDS:.0f} s"
             logger.warning("clean not started", partition=str(partition), reason=reason)
-            now_ms = int(asyncio.get_running_loop().time() * 1000)
-            self._unread[partition] = now_ms + INPUT_RETRY_MS
+            self._unread[partition] = asyncio.get_running_loop().time() + INPUT_RETRY_SECONDS
             return True
         self._unread.pop(partition, None)
         return has_waited

@@ -675,7 +675,7 @@ def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) 
         _compare_epoch(loading, last.last_epoch, last.last_epoch_offset)
     if loading.epochs_learned:
         _learn_epochs(loading)
-        highest = max([highest, *(entry.epoch for entry in epochs.entries)])
+        highest = max(highest, epochs.latest.epoch if epochs.latest is not None else -1)
     epochs.truncate_from_end(loading.next_offset)
     epochs.truncate_from_start(log_start_offset)
     if highest < 0:
