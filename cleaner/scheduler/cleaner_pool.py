@@ -192,7 +192,10 @@ class CleanerPool:
             partition=str(facts.partition),
             offset=known,
             was=saved,
-            reason="it does not match the cleaner state: another broker wrote it, or it is damaged",
+            reason=(
+                "the cleaner state has a lower offset: the broker was killed soon after a clean, "
+                "another broker has cleaned the log, or the checkpoint file is damaged"
+            ),
         )
         self.scanner.save_checkpoint(facts.partition, facts.generation, known)
 

@@ -307,7 +307,7 @@ class Segment:
         if named is None:
             named = self._header_at(offset)
         if named is not None and named.max_timestamp != timestamp_ms:
-            reason = f"offset {offset} has not the timestamp {timestamp_ms} of the last entry"
+            reason = f"the batch of offset {offset} does not have timestamp {timestamp_ms}"
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), reason)
 
     def _header_at(self, offset: int) -> BatchHeader | None:
