@@ -2,10 +2,12 @@
 
 import sys
 from functools import cache
+from itertools import count
 
 import pytest
 
 import broker.app  # noqa: F401 - loads every module that limits its log lines
+from broker.event_loop import loop_turns
 from broker.logging import RateLimitedLogger
 
 
@@ -23,3 +25,12 @@ def full_allowances() -> None:
     for limited in limited_loggers():
         limited._events.clear()
         limited._subjects.clear()
+
+
+@pytest.fixture
+def every_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of work takes as long as a turn may be."""
+    moments = count()
+    monkeypatch.setattr(
+        loop_turns, "perf_counter", lambda: next(moments) * loop_turns.TURN_SECONDS * 2
+    )

@@ -203,15 +203,6 @@ class Requester:
 
 
 @pytest.fixture
-def every_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece of work takes as long as a turn may be."""
-    moments = count()
-    monkeypatch.setattr(
-        loop_turns, "perf_counter", lambda: next(moments) * loop_turns.TURN_SECONDS * 2
-    )
-
-
-@pytest.fixture
 async def asker(every_turn_is_over: None) -> AsyncIterator[Requester]:
     topics = {"t": {"partitions": ROWS, "keys": {"cleanup.policy": "delete"}}}
     async with broker_in_memory(MemoryEnv(seed=5), topics=topics) as broker:

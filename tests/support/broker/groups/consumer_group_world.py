@@ -15,6 +15,7 @@ from protocol.errors import ErrorCode
 from tests.support.broker.groups.group_world import World
 
 REBALANCE_MS = 30_000
+NO_TOPICS: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -133,3 +134,21 @@ async def converge(*clients: Client, rounds: int = 12) -> None:
     for _ in range(rounds):
         for client in clients:
             await client.heartbeat()
+
+
+def make_world(**counts: int) -> tuple[World, FakeTopics]:
+    """Return a world with topics that have so many partitions; by default one with six."""
+    topics = FakeTopics(counts or {"orders": 6})
+    return World(topics=topics), topics
+
+
+def check_restart(world: World) -> None:
+    """Check that a restart finds the group as it is."""
+    before = group(world)
+    world.restart()
+    assert group(world) == before
+
+
+def names(first: int, count: int) -> frozenset[str]:
+    """Return the names of topics that do not exist."""
+    return frozenset(f"t{index:06}" for index in range(first, first + count))
