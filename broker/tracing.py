@@ -16,7 +16,6 @@ Rules
 """
 
 import asyncio
-import inspect
 import logging
 import random
 import threading
@@ -29,7 +28,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.http.observation import HttpRequestFacts
-from broker.network.connection import CloseConnectionError, Connection, RequestHandler, Response
+from broker.network.connection import (
+    RESPONSE_TYPES,
+    CloseConnectionError,
+    Connection,
+    RequestHandler,
+    Response,
+)
 from broker.version import installed_version
 from cleaner.scheduler.history import JobRecord
 from config.extras import install_command
@@ -270,7 +275,7 @@ class TracedRequests:
         except (CloseConnectionError, ProtocolError) as error:
             self._tracing.request_ended(facts, error)
             raise
-        if inspect.isawaitable(answer):
+        if not isinstance(answer, RESPONSE_TYPES):
             return self._later(facts, answer)
         self._tracing.request_ended(facts, None)
         return answer

@@ -11,7 +11,6 @@ connection, which logs it.
 """
 
 import asyncio
-import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
@@ -28,7 +27,13 @@ from broker.event_loop.loop_turns import (
     run_in_turns,
     yield_to_loop,
 )
-from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
+from broker.network.connection import (
+    RESPONSE_TYPES,
+    WAITING_APIS,
+    CloseConnectionError,
+    Connection,
+    Response,
+)
 from broker.network.request_context import RequestContext, Services
 from broker.network.response_memory import RESPONSE_BYTES_MAX
 from broker.security.certificate_name import distinguished_name
@@ -140,7 +145,7 @@ class Dispatcher:
             answer = self._handle(connection, frame)
             if not is_supported(key, version, self._keys):
                 version = UNSUPPORTED  # only ApiVersions has an answer then
-        if inspect.isawaitable(answer):
+        if not isinstance(answer, RESPONSE_TYPES):
             context = make_context(connection, self._services)
             if fast is None:  # those of Produce and Fetch have limits of their own
                 lock = self._turns.setdefault(context.client, asyncio.Lock())

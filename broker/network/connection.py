@@ -15,9 +15,8 @@ and in each round they have the time of one turn.
 """
 
 import asyncio
-import inspect
 import ssl
-from collections.abc import Awaitable, Hashable, Sequence
+from collections.abc import Awaitable, Hashable
 from time import perf_counter
 from typing import Final, Protocol, cast
 
@@ -50,7 +49,10 @@ MUTE_SECONDS_MAX: Final = 600.0
 STOPPING: Final = "the broker is stopping"
 _NOT_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST"))
 
-Response = bytes | Sequence[Part] | None  # None: no response (acks=0)
+# Parts are sent in order; None: no response (acks=0).
+Response = bytes | list[bytes] | list[bytes | FetchSlice] | None
+# The types of a response, to tell it from an awaitable of one: inspect.isawaitable takes 1.4 us.
+RESPONSE_TYPES: Final = (bytes, list, type(None))
 
 
 class CloseConnectionError(Exception):
@@ -427,11 +429,11 @@ class Connection(asyncio.BufferedProtocol):
                 answer = self._handler.handle(self, frame)
                 self.is_stranger = self.is_stranger and self.gate is not None
                 self.receiving_since = self.last_active  # for the next request
-                if inspect.isawaitable(answer):
+                if not isinstance(answer, RESPONSE_TYPES):
                     # A bare token of SASL may be shorter than an API key.
                     self._only_waits = int.from_bytes(frame[:2]) in WAITING_APIS
                     self._wait_for(answer)
-                elif answer is not None:
+                else:
                     out_bytes += _collect(out, answer)
         except (CloseConnectionError, ProtocolError) as error:
             self._flush(out)
