@@ -303,13 +303,8 @@ class LogOpener:
     def _discard_copies(self) -> None:
         """Remove copies that a crash left incomplete, if their partition is served."""
         for log_directory, path in self._scanned.copies:
-            name, _, _ = os.path.basename(path).rpartition(".")
-            topic, _, index = name.rpartition("-")
-            is_served = any(
-                partition.partition == int(index) and partition.topic.startswith(topic)
-                for partition in self._table.logs
-            )
-            if is_served:
+            name = os.path.basename(path)
+            if any(filenames.may_be_copy_of(name, partition) for partition in self._table.logs):
                 self._deleted.add(log_directory, path)
 
     def _enter_epochs(self) -> None:

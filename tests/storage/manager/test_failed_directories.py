@@ -13,6 +13,7 @@ from storage.errors import (
 )
 from storage.format import filenames
 from storage.manager.offset_checkpoints import CONSEQUENCES
+from storage.model import TopicPartition
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
@@ -35,6 +36,23 @@ def test_a_directory_that_fails_at_start_is_offline_alone(env: MemoryEnv, operat
     assert sorted(manager.table.offline) == [ORDERS[1], ORDERS[3]]
     assert all(reason for reason in manager.table.offline.values())
     assert append(manager.table.logs[ORDERS[0]], b"x").first_offset == 5
+
+
+def test_a_start_keeps_the_copy_of_a_partition_that_is_not_served(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    of_offline = f"{ONE}/{filenames.future_dir_name(ORDERS[1], 'a' * 32)}"
+    of_served = f"{ONE}/{filenames.future_dir_name(ORDERS[0], 'b' * 32)}"
+    for path in (of_offline, of_served):
+        env.mkdir(path)
+    # The name of the offline partition's topic begins the name of a topic that is served.
+    kafka_folder(env, "orders-old-1", bytes(15) + b"b")
+    env.fail_on(lambda _, path: path.startswith(TWO), errno.EIO)
+    manager, _ = opened(env)
+    assert TopicPartition("orders-old", 1) in manager.table.logs
+    assert ORDERS[1] in manager.table.offline
+    manager.purge_deleted(0)
+    assert env.exists(of_offline)
+    assert not env.exists(of_served)
 
 
 def test_one_error_in_a_directory_at_any_step_of_a_start_spares_the_other() -> None:
