@@ -4,7 +4,7 @@ The cleaner reads facts of logs, runs jobs and returns finished groups for publi
 are called on the event loop.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -168,7 +168,13 @@ class CleanerHost(Protocol):
         """Return the work done for clients so far."""
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        """Save the first dirty offset, unless the log has another generation."""
+        """Set the first dirty offset, unless the log has another generation.
+
+        The file names it when the cleaner state on the disk has it (`state_saved`).
+        """
+
+    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+        """Take the first dirty offsets in the cleaner state of a data directory on the disk."""
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]

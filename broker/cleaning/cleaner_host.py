@@ -10,7 +10,7 @@ is in place, and waits after that.
 import asyncio
 import os.path
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -229,14 +229,24 @@ class BrokerCleanerHost:
         return self._foreground()
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        """Record the first dirty offset, unless the log was replaced.
-
-        The checkpoint is written shortly afterwards, together with those of other cleans.
-        """
+        """Record the first dirty offset, unless the log was replaced."""
         served = self._topics.partition(partition)
         if served is not None and served.log.generation == generation:
             self._manager.table.cleaner_offsets[partition] = offset
-            self._request_checkpoints(served.log.log_directory)
+
+    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+        """Let checkpoints name these offsets, and write them shortly afterwards."""
+        saved = self._manager.table.saved_cleaner_offsets
+        for partition, offset in first_dirty_offsets.items():
+            if saved.get(partition) == offset:
+                continue
+            if offset is None:
+                del saved[partition]
+                continue
+            saved[partition] = offset
+            served = self._topics.partition(partition)
+            if served is not None:
+                self._request_checkpoints(served.log.log_directory)
 
     def _request_checkpoints(self, log_directory: LogDirectory) -> None:
         """Write checkpoints soon, once for all cleans within a second.

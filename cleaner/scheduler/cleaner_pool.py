@@ -87,7 +87,7 @@ class CleanerPool:
         self._measured = measured
         self.in_progress = InProgressMap()
         self.stats = PoolStats()
-        self.state_store = CleanerStateStore(env)
+        self.state_store = CleanerStateStore(env, host.state_saved)
         self.offload = Offload(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
         self.scanner = PartitionScanner(
             host, self.in_progress, env, self.stats, self.state_store, offload=self.offload
@@ -193,8 +193,8 @@ class CleanerPool:
             offset=known,
             was=saved,
             reason=(
-                "the cleaner state has a lower offset: the broker was killed soon after a clean, "
-                "another broker has cleaned the log, or the checkpoint file is damaged"
+                "the cleaner state has a lower offset: another broker has cleaned the log, or the "
+                "checkpoint file is damaged"
             ),
         )
         self.scanner.save_checkpoint(facts.partition, facts.generation, known)

@@ -8,6 +8,9 @@ Rules
   the history that could not be written are lost.
 - A file that cannot be read is ignored and logged. A directory that cannot be written is logged
   once until it can be written again; it does not delay other directories.
+- A cleaner checkpoint names no first dirty offset above the one in the state on the disk, so the
+  state is written first. So a checkpoint that is higher at a start was written by another broker,
+  or is damaged.
 - The files of a directory without served partitions stay unchanged: if its disk has failed, they
   are needed when the disk comes back.
 """
@@ -16,7 +19,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 
@@ -35,14 +38,18 @@ SAVE_SECONDS: Final = 5.0  # changes of this period are written together
 CLOSE_SECONDS: Final = 5.0  # limit of the last write, at the stop
 ANSWER_SECONDS: Final = 5.0  # limit of the wait for a durable pause
 
+OffsetsSaved: TypeAlias = Callable[[Mapping[TopicPartition, int | None]], None]
+
 logger = structlog.get_logger("cleaner")
 
 
 class CleanerStateStore:
     """The cleaner state of each partition, over all log directories."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, offsets_saved: OffsetsSaved = lambda _: None) -> None:
+        """`offsets_saved` is called with the first dirty offsets of a file that is on the disk."""
         self._env = env
+        self._offsets_saved = offsets_saved
         self._entries: dict[TopicPartition, PartitionCleanerState] = {}
         self._directories: dict[TopicPartition, str] = {}  # the data directory of each
         self._writers: dict[str, StateFileWriter] = {}
@@ -54,6 +61,7 @@ class CleanerStateStore:
             entries, records = await asyncio.to_thread(_load, self._env, directory)
             self._entries.update(entries)
             self._directories.update(dict.fromkeys(entries, directory))
+            self._offsets_saved(first_dirty_offsets(entries))
             job_records += records
         return job_records
 
@@ -163,7 +171,9 @@ class CleanerStateStore:
     def _writer_of(self, directory: str) -> "StateFileWriter":
         result = self._writers.get(directory)
         if result is None:
-            result = StateFileWriter(self._env, directory, lambda: self._entries_in(directory))
+            result = StateFileWriter(
+                self._env, directory, lambda: self._entries_in(directory), self._offsets_saved
+            )
             self._writers[directory] = result
         return result
 
@@ -179,8 +189,10 @@ class StateFileWriter:
         env: Env,
         directory: str,
         entries: Callable[[], Mapping[TopicPartition, PartitionCleanerState]],
+        offsets_saved: OffsetsSaved,
     ) -> None:
         self._env = env
+        self._offsets_saved = offsets_saved
         self._directory = directory
         self._entries = entries
         self._changes = 0  # since the start
@@ -268,6 +280,8 @@ class StateFileWriter:
         lines, self._lines = self._lines, []
         if await self._write(entries, lines):
             self._saved = changes
+            if entries is not None:
+                self._offsets_saved(first_dirty_offsets(entries))
         self._notify_waiters(changes)
 
     def _notify_waiters(self, changes: int) -> None:
@@ -315,6 +329,13 @@ def _save(
     finally:
         if entries is not None:
             write_file_atomically(env, f"{directory}/{STATE_NAME}", encode_cleaner_state(entries))
+
+
+def first_dirty_offsets(
+    entries: Mapping[TopicPartition, PartitionCleanerState],
+) -> dict[TopicPartition, int | None]:
+    """Return the first dirty offset of each partition; None if unknown."""
+    return {p: cleaner_state.first_dirty_offset for p, cleaner_state in entries.items()}
 
 
 def encode_cleaner_state(entries: Mapping[TopicPartition, PartitionCleanerState]) -> bytes:

@@ -41,6 +41,8 @@ class PartitionTable:
         # Paths of directories with a log that could not be closed, or recovered at the start.
         self.unclean: set[str] = set()
         self.cleaner_offsets: Offsets = {}  # first dirty offsets of the logs that were cleaned
+        # The same in the cleaner state on the disk, where known; checkpoints have no higher ones.
+        self.saved_cleaner_offsets: Offsets = {}
         self._directory_of: dict[TopicPartition, LogDirectory] = {}
         self._copies: dict[TopicPartition, Log] = {}  # that will become the replicas
 
@@ -101,6 +103,7 @@ class PartitionTable:
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
         self.cleaner_offsets.pop(partition, None)
+        self.saved_cleaner_offsets.pop(partition, None)
         self.checkpoints.forget(partition)
         self._directory_of.pop(partition, None)
         if log is not None:
@@ -170,10 +173,14 @@ class PartitionTable:
 
     def _keep_offsets(self, log: Log, log_directory: LogDirectory) -> None:
         """Keep the entries of a log in the checkpoints of a directory."""
-        cleaner_offset = self.cleaner_offsets.get(log.partition)
-        self.checkpoints.keep(log_directory, log.partition, kept_offsets(log, cleaner_offset))
+        offset = self._cleaner_checkpoint_of(log.partition)
+        self.checkpoints.keep(log_directory, log.partition, kept_offsets(log, offset))
 
     # Checkpoints
+
+    def _cleaner_checkpoint_of(self, partition: TopicPartition) -> int | None:
+        offset = self.cleaner_offsets.get(partition)
+        return offset and min(offset, self.saved_cleaner_offsets.get(partition, offset))
 
     def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
         """Capture the checkpoints of all online directories, or of one."""
@@ -189,7 +196,11 @@ class PartitionTable:
             captured=captured,
             live=self.logs,
             offline=frozenset(self.offline),
-            cleaner_offsets=self.cleaner_offsets,
+            cleaner_offsets={
+                partition: offset
+                for partition in tuple(self.cleaner_offsets)
+                if (offset := self._cleaner_checkpoint_of(partition)) is not None
+            },
         )
 
     def checkpoint(self) -> None:

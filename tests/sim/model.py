@@ -16,6 +16,7 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 - directory    no data directory goes offline without a disk fault
 - partition    every partition is served, unless its files were lost or damaged
 - undisturbed  a clean is given up for a change of its topic, a lease or an operator only
+- checkpoint   no start finds that a cleaner checkpoint is above the state of the cleaner
 - no mistakes  the broker starts, ends, and logs no traceback
 - ends         a run takes no more steps, and no longer, than any that ends
 - tombstone    a tombstone stays readable for delete.retention.ms after the clean that covers it

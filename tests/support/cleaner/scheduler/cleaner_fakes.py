@@ -1,7 +1,7 @@
 """A broker and workers for the pool, moved by the test."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from cleaner.engine.outcome import RewriteTotals
@@ -104,6 +104,9 @@ class FakeHost:
 
     def foreground(self) -> Foreground:
         return self.load
+
+    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+        pass
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         log = self.logs.get(partition)

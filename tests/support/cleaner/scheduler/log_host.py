@@ -2,7 +2,7 @@
 
 import asyncio
 import os.path
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from broker.cleaning.cleaner_host import release_in_background
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
@@ -69,6 +69,9 @@ class LogHost:
 
     def foreground(self) -> Foreground:
         return Foreground(0, 0)
+
+    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+        pass
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         if self.manager.table.logs[partition].generation == generation:
