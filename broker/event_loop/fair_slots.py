@@ -1,20 +1,16 @@
 """Slots for concurrent work, shared fairly among clients.
 
-Rules. One client, usually a user, may occupy half of the slots; the rest of its work
-waits. So a client that always has more work delays the others by the work of half the slots at
-most, however many connections it has.
+Rules. A client, usually a user, gets a slot as long as it has fewer slots than are free, as entries
+are shared in broker/quotas/shares.py. So one client gets half of the slots at most, the next one
+half of the rest, and several clients together leave a slot for another one as long as they can. The
+rest of their work waits, and the clients that wait take turns: one that has no slot waits for one
+slot of each other client at most, however much work those have.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-
-
-@dataclass(slots=True)
-class _Client:
-    share: asyncio.Semaphore
-    entries: int = 0  # that have a slot, or wait for one
+from contextlib import asynccontextmanager
 
 
 class FairSlots:
@@ -22,42 +18,65 @@ class FairSlots:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._free = asyncio.Semaphore(slots)
-        self._clients: dict[Hashable, _Client] = {}
+        self._free = slots
+        self._used = Counter[Hashable]()  # by client
+        # The work of each client that waits, oldest first; the client whose turn is next is first.
+        self._waiting: dict[Hashable, dict[asyncio.Future[None], None]] = {}
 
     async def acquire(self, client: Hashable) -> None:
         """Wait for a slot."""
-        entry = self._enter(client)
+        if self._admits(client):  # then it has no older work that waits
+            self._take(client)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, {})[turn] = None
         try:
-            await entry.share.acquire()
-            try:
-                await self._free.acquire()
-            except asyncio.CancelledError:
-                entry.share.release()
-                raise
+            await turn
         except asyncio.CancelledError:
-            self._forget(client, entry)
+            if turn.cancelled():
+                self._remove(client, turn)
+            else:  # it got its slot at the same time
+                self.release(client)
             raise
 
     def release(self, client: Hashable) -> None:
         """Give a slot back."""
-        entry = self._clients[client]
-        self._free.release()
-        entry.share.release()
-        self._forget(client, entry)
+        self._free += 1
+        self._used[client] -= 1
+        if not self._used[client]:
+            del self._used[client]
+        while self._free and self._serve_next():
+            pass
 
-    def _enter(self, client: Hashable) -> _Client:
-        entry = self._clients.get(client)
-        if entry is None:
-            share = asyncio.Semaphore(max(1, self.slots // 2))
-            entry = self._clients[client] = _Client(share)
-        entry.entries += 1
-        return entry
+    def _admits(self, client: Hashable) -> bool:
+        return self._used[client] < self._free
 
-    def _forget(self, client: Hashable, entry: _Client) -> None:
-        entry.entries -= 1
-        if not entry.entries:
-            del self._clients[client]
+    def _take(self, client: Hashable) -> None:
+        self._free -= 1
+        self._used[client] += 1
+
+    def _serve_next(self) -> bool:
+        """Give a slot to the first client that may have one; return whether there is such a client.
+
+        Those before it have slots, so they are few.
+        """
+        for client, turns in self._waiting.items():
+            if self._admits(client):
+                turn = next(iter(turns))
+                self._remove(client, turn)
+                if client in self._waiting:
+                    self._waiting[client] = self._waiting.pop(client)  # behind the others
+                if not turn.cancelled():
+                    self._take(client)
+                    turn.set_result(None)
+                return True
+        return False
+
+    def _remove(self, client: Hashable, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(client, {})
+        turns.pop(turn, None)
+        if not turns:
+            self._waiting.pop(client, None)
 
     @asynccontextmanager
     async def slot(self, client: Hashable) -> AsyncIterator[None]:
@@ -67,13 +86,3 @@ class FairSlots:
             yield
         finally:
             self.release(client)
-
-    @asynccontextmanager
-    async def share(self, client: Hashable) -> AsyncIterator[AbstractAsyncContextManager[None]]:
-        """Occupy a place of a client's share for a block; yield the slot that it does not have."""
-        entry = self._enter(client)
-        try:
-            async with entry.share:
-                yield self._free
-        finally:
-            self._forget(client, entry)

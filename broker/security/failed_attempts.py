@@ -5,12 +5,12 @@ Rules
   address it waits twice as long at each further failure, up to DELAY_SECONDS_MAX.
 - An address has ATTEMPTS_AT_ONCE places for attempts in progress, delays included; the others
   queue. So it can try three passwords a second, however many connections it opens.
-- Attempts with one login, which is the name of a user or a signed token, occupy half of the places.
-  So a client that repeats a wrong password delays no others of its address, for example of a
-  gateway.
-- A login that has succeeded from an address needs a place there only if it fails. Until then it
-  occupies one of its half only. So clients that reconnect do not queue behind strangers. A failure
-  queues like that of any login, so the time of an answer does not show whether a user exists.
+- Logins, which are names of users or signed tokens, share the places fairly (fair_slots.py). So a
+  client that repeats a wrong password delays no others of its address, for example of a gateway.
+- Of all attempts with one login, LOGIN_ATTEMPTS_AT_ONCE are in progress. One that has succeeded
+  from an address needs a place there only if it fails. So clients that reconnect do not queue
+  behind strangers. A failure queues like that of any login, so the time of an answer does not show
+  whether a user exists.
 """
 
 import asyncio
@@ -19,10 +19,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from broker.event_loop.fair_slots import FairSlots
 
 ATTEMPTS_AT_ONCE: Final = 16
+LOGIN_ATTEMPTS_AT_ONCE: Final = ATTEMPTS_AT_ONCE // 2
 FAILURES_PER_BURST: Final = 10
 FORGIVEN_PER_SECOND: Final = 0.2
 FIRST_DELAY_SECONDS: Final = 0.1
@@ -35,9 +37,16 @@ SUCCESSES_MAX: Final = 10_000  # pairs of an address and a login
 @dataclass(slots=True)
 class _Address:
     places: FairSlots = field(default_factory=partial(FairSlots, ATTEMPTS_AT_ONCE))
+    logins: WeakValueDictionary[Hashable, asyncio.Semaphore] = field(
+        default_factory=WeakValueDictionary
+    )
     attempts: int = 0  # in progress or in the queue
     failures: float = 0.0
     updated: float = 0.0  # seconds of the clock
+
+    def attempts_of(self, login: Hashable) -> asyncio.Semaphore:
+        """Return the limit of attempts with one login; it exists while there are some."""
+        return self.logins.setdefault(login, asyncio.Semaphore(LOGIN_ATTEMPTS_AT_ONCE))
 
 
 class Attempt:
@@ -91,12 +100,11 @@ class FailedAttempts:
         self._drop_idle()
         try:
             async with AsyncExitStack() as stack:
-                place: AbstractAsyncContextManager[None] = entry.places.slot(login)
                 if is_guess:
-                    place = await stack.enter_async_context(entry.places.share(login))
+                    await stack.enter_async_context(entry.attempts_of(login))
                 attempt = Attempt(
                     stack,
-                    place,
+                    entry.places.slot(login),
                     partial(self.note_failure, address),
                     partial(self._note_success, address, login),
                 )

@@ -10,8 +10,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_occupies_half_of_the_slots() -> None:
-    slots, active = FairSlots(6), list[str]()
+async def test_each_client_leaves_half_of_the_free_slots_to_others() -> None:
+    """Two clients together held all slots."""
+    slots, active = FairSlots(8), list[str]()
     may_end = asyncio.Event()
 
     async def work(client: str) -> None:
@@ -19,13 +20,35 @@ async def test_a_client_occupies_half_of_the_slots() -> None:
             active.append(client)
             await may_end.wait()
 
-    tasks = [asyncio.create_task(work(client)) for client in "aaaaaaaabbbc"]
+    tasks = [asyncio.create_task(work(client)) for client in "aaaaaabbbbbb"]
     await settle()
-    assert sorted(active) == list("aaabbb")
+    assert sorted(active) == list("aaaabb")
+    tasks += [asyncio.create_task(work(client)) for client in "ccdde"]
+    await settle()
+    assert sorted(active) == list("aaaabbcd")
     may_end.set()
     await asyncio.gather(*tasks)
-    assert len(active) == 12
-    assert not slots._clients
+    assert len(active) == 17
+    assert not slots._used
+    assert not slots._waiting
+
+
+async def test_a_client_without_slots_waits_for_one_slot_of_each_other_client() -> None:
+    slots, order = FairSlots(2), list[str]()
+
+    async def work(client: str) -> None:
+        async with slots.slot(client):
+            order.append(client)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(work(client)) for client in "a" * 50 + "b" * 50]
+    await settle()
+    tasks.append(asyncio.create_task(work("c")))
+    await asyncio.sleep(0)
+    begun = len(order)
+    assert begun < 90
+    await asyncio.gather(*tasks)
+    assert "c" in order[begun : begun + 3]
 
 
 async def test_work_that_is_cancelled_while_it_waits_frees_what_it_had() -> None:
@@ -39,6 +62,7 @@ async def test_work_that_is_cancelled_while_it_waits_frees_what_it_had() -> None
     await asyncio.gather(*waiting, return_exceptions=True)
     slots.release("a")
     slots.release("b")
-    assert not slots._clients
+    assert not slots._used
+    assert not slots._waiting
     async with asyncio.timeout(20), slots.slot("c"), slots.slot("d"):
         pass

@@ -55,7 +55,7 @@ async def test_a_client_occupies_half_of_the_threads(threads: UnpackThreads) -> 
     bomb.may_end.set()
     assert await asyncio.gather(*attack) == ["unpacked"] * 20
     await settle()
-    assert not threads._slots._clients
+    assert not threads._slots._used
 
 
 async def test_a_client_that_closes_its_connections_does_not_get_more_threads(
@@ -73,7 +73,7 @@ async def test_a_client_that_closes_its_connections_does_not_get_more_threads(
     assert bomb.running == 2
     bomb.may_end.set()
     await settle()
-    assert not threads._slots._clients
+    assert not threads._slots._used
 
 
 async def test_errors_and_processor_time_reach_the_client(threads: UnpackThreads) -> None:
@@ -105,8 +105,8 @@ async def test_one_large_batch_is_unpacked_at_a_time(threads: UnpackThreads) -> 
     results = await asyncio.gather(*attack, return_exceptions=True)
     assert results[:-1] == ["unpacked"] * 5
     await settle()
-    assert not threads._slots._clients
-    assert not threads._large._clients
+    assert not threads._slots._used
+    assert not threads._large._used
 
 
 async def test_a_batch_is_large_if_its_topic_permits_it_and_it_may_be(

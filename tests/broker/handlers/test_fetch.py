@@ -230,7 +230,7 @@ async def test_a_fetch_that_is_decoded_in_turns_has_one_slot_until_it_has_read(
         assert len(frame) > BYTES_AT_ONCE
         await as_coroutine(fetch(context, 12, frame))
         assert passes_at_acquire == [0, 1]  # the second one is for the answer
-        assert not slots._clients
+        assert not slots._used
 
 
 async def test_fetches_of_many_partitions_wait_for_memory_of_responses(
