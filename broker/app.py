@@ -394,6 +394,7 @@ class Broker:
             health=self.readiness,
             observer=HttpObserver(self.stats.http, self._tracing),
             rates=self.quotas.connections,
+            turns=self.listener.turns,
             early_metrics=StartupMetrics(self.manager, self.readiness),
         )
 

@@ -13,7 +13,10 @@ _Progress = TypeVar("_Progress")
 
 # A fifth of the time that a task may block the loop, because the last step of a turn may be long.
 TURN_SECONDS: Final = 0.002
-
+# The time that turns of connections have in a round of the loop: as much as a task may block it.
+# Strangers have the time of one turn in addition.
+ROUND_SECONDS: Final = 5 * TURN_SECONDS
+STRANGERS_ROUND_SECONDS: Final = TURN_SECONDS
 
 logger = structlog.get_logger("broker.loop")
 
@@ -189,6 +192,15 @@ class TurnQueue:
         finally:
             if self._turns:
                 self._schedule()
+
+
+class ConnectionTurns:
+    """The turns of all connections, of Kafka clients and of HTTP."""
+
+    def __init__(self) -> None:
+        self.clients = TurnQueue(ROUND_SECONDS)
+        # Connections without a complete request, or without credentials if those are needed.
+        self.strangers = TurnQueue(STRANGERS_ROUND_SECONDS)
 
 
 def _wait(

@@ -3,6 +3,7 @@
 from secrets import token_urlsafe
 
 from broker.cleaning.spark_offload import OwnApi
+from broker.event_loop.loop_turns import ConnectionTurns
 from broker.http.access import Guard
 from broker.http.authentication import Allows, HttpAuthentication
 from broker.http.observation import HttpObserver
@@ -28,6 +29,7 @@ class HttpEndpoint:
         health: Health,
         observer: HttpObserver,
         rates: ConnectionRates,
+        turns: ConnectionTurns,
         early_metrics: MetricsSource,
     ) -> None:
         """`token` is that of `http_token_file`; `early_metrics` are served until `open`."""
@@ -50,6 +52,7 @@ class HttpEndpoint:
             routes,
             observer=observer,
             rates=rates,
+            turns=turns,
             early_metrics=early_metrics,
         )
 

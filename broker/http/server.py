@@ -24,6 +24,7 @@ from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
+from broker.event_loop.loop_turns import ConnectionTurns
 from broker.http.access import (
     HEALTH_PATH,
     OPEN_PATHS,
@@ -118,9 +119,13 @@ class HttpServer:
         *,
         observer: HttpObserver,
         rates: ConnectionRates,
+        turns: ConnectionTurns,
         early_metrics: MetricsSource,
     ) -> None:
-        """`rates` are those of all new connections. `early_metrics` are served until `open`."""
+        """Other connections have the same `rates` and `turns`.
+
+        `early_metrics` are served until `open`.
+        """
         self._metrics_source: MetricsSource = early_metrics
         self._is_open = False
         self._health = health
@@ -159,6 +164,7 @@ class HttpServer:
         self._health_connections = HealthConnections(
             self._answer_check, self._serve_requests, rates
         )
+        self._turns = turns
         self._tls: TlsListener | None = None
 
     def open(self, metrics: MetricsSource) -> None:
@@ -176,7 +182,7 @@ class HttpServer:
         handle = server.request_handler
         server.request_handler = partial(_refuse_expectations, handle)
         if tls_context is not None:
-            self._tls = TlsListener(self._health_connections.protocol, tls_context)
+            self._tls = TlsListener(self._health_connections.protocol, tls_context, self._turns)
             return await self._tls.start(host, port)
         return await self._acceptor.listen(host, port, backlog=BACKLOG)
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from broker.event_loop.loop_turns import ConnectionTurns
 from broker.http.tls_transport import TlsTransport
 from broker.logging import RateLimitedLogger
 from broker.network.acceptor import Acceptor
@@ -28,12 +29,16 @@ class TlsListener:
     """Listening sockets, and the connections whose handshake is not complete."""
 
     def __init__(
-        self, connect: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext
+        self,
+        connect: Callable[[], asyncio.BaseProtocol],
+        context: ssl.SSLContext,
+        turns: ConnectionTurns,
     ) -> None:
         """`connect` makes the protocol of a connection."""
         self.context = context  # of new connections; a reload replaces it
         self.failures = 0
         self._connect = connect
+        self._turns = turns
         self._acceptor = Acceptor(self._shake_hands)
         self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
 
@@ -65,7 +70,7 @@ class TlsListener:
             reason = getattr(error, "reason", None) or str(error)
             logger.info("connection closed", subject=peer, reason=f"TLS failed: {reason}")
 
-        transport = TlsTransport(self._connect(), self.context, failed)
+        transport = TlsTransport(self._connect(), self.context, failed, self._turns)
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: transport, connection)
         try:

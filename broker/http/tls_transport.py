@@ -1,8 +1,10 @@
 """The transport of https: TLS between a socket and the protocol of HTTP.
 
 uvloop's own transport decrypts all that a client sends at once, so messages of TLS itself could
-hold the event loop for seconds, without credentials. Here the bounds of TlsChannel apply, and a
-connection whose bytes took a turn reads on in the next iteration of the loop.
+hold the event loop for seconds, without credentials. Here the bounds of TlsChannel apply, and
+connections of https take turns with those of Kafka clients (broker/network/connection.py): before
+the end of the handshake in the time of strangers, and later when the time of a round is used up, or
+if a connection's bytes took a whole turn.
 
 Rules. The protocol is called after the handshake only. A protocol that pauses reading gets no data
 until it resumes. Errors of TLS close the connection, after the alert that names them.
@@ -11,11 +13,12 @@ until it resumes. Errors of TLS close the connection, after the alert that names
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, cast
 
-from broker.event_loop.loop_turns import TURN_SECONDS
-from broker.network.tls_channel import TlsChannel
+from broker.event_loop.loop_turns import TURN_SECONDS, ConnectionTurns, TurnQueue
+from broker.network.tls_channel import STRANGER_BYTES, TlsChannel
 
 RECEIVE_BYTES: Final = 16 << 10  # of messages without data: 5 ms
 
@@ -31,6 +34,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         protocol: asyncio.BaseProtocol,
         context: ssl.SSLContext,
         on_error: Callable[[OSError], None],
+        turns: ConnectionTurns,
     ) -> None:
         """`on_error` is called if TLS fails, or the client leaves during the handshake."""
         super().__init__({"sslcontext": context})
@@ -42,7 +46,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_established = False
         self._is_paused = False  # by the protocol
         self._is_closing = False
-        self._next_turn: asyncio.Handle | None = None  # until it, nothing is read
+        self._is_queued = False  # for its next turn: until it, nothing is read
+        self._turns = turns
         self.handshake_end: asyncio.Future[None] = self._loop.create_future()
 
     # Called by the transport of the socket ----------------------------------------
@@ -54,21 +59,20 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next encrypted bytes."""
-        return self._channel.get_buffer(RECEIVE_BYTES)
+        return self._channel.get_buffer(RECEIVE_BYTES if self._is_established else STRANGER_BYTES)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Decrypt `nbytes` more bytes."""
+        """Decrypt `nbytes` more bytes now, or when it is the turn of this connection."""
         self._channel.receive(nbytes)
-        if self._is_closing:
+        if self._is_closing or self._is_queued:
             return
-        began = perf_counter()
-        try:
-            self._decrypt()
-        except ssl.SSLError as error:
-            self._fail(error)
-        if perf_counter() - began >= TURN_SECONDS and self.is_reading():
-            self._next_turn = self._loop.call_soon(self._take_turn)
-            self._socket.pause_reading()
+        if not self._is_established:
+            self._wait_for_turn(self._turns.strangers)
+            return
+        turns = self._turns.clients
+        waits = turns.is_over or self._decrypt_in_turn(turns) >= TURN_SECONDS
+        if waits and self.is_reading():
+            self._wait_for_turn(turns)
 
     def eof_received(self) -> bool:
         """Close the connection when the client does."""
@@ -76,8 +80,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the protocol, which knows the connection if the handshake was complete."""
-        if self._next_turn is not None:
-            self._next_turn.cancel()
         if self._is_established:
             self._protocol.connection_lost(exc)
         elif not self._is_closing:
@@ -121,13 +123,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def pause_reading(self) -> None:
         """Read nothing until `resume_reading`."""
         self._is_paused = True
-        if self._next_turn is None and not self.is_closing():
+        if not self._is_queued and not self.is_closing():
             self._socket.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
         self._is_paused = False
-        if self._next_turn is None and not self.is_closing():
+        if not self._is_queued and not self.is_closing():
             self._socket.resume_reading()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -169,10 +171,31 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------
 
-    def _take_turn(self) -> None:
-        self._next_turn = None
+    def _wait_for_turn(self, turns: TurnQueue) -> None:
+        """Read nothing until the next turn."""
+        self._is_queued = True
+        turns.add(partial(self._take_turn, turns))
+        if not self._is_paused:
+            self._socket.pause_reading()
+
+    def _take_turn(self, turns: TurnQueue) -> None:
+        self._is_queued = False
+        if self.is_closing():
+            return
+        self._decrypt_in_turn(turns)
         if self.is_reading():
             self._socket.resume_reading()
+
+    def _decrypt_in_turn(self, turns: TurnQueue) -> float:
+        """Decrypt what was received, and charge the time; return the seconds."""
+        began = perf_counter()
+        try:
+            self._decrypt()
+        except ssl.SSLError as error:
+            self._fail(error)
+        seconds = perf_counter() - began
+        turns.charge(seconds)
+        return seconds
 
     def _decrypt(self) -> None:
         is_complete = self._channel.shake_hands()

@@ -22,7 +22,7 @@ from typing import Final, Protocol, cast
 
 import structlog
 
-from broker.event_loop.loop_turns import TURN_SECONDS, TurnQueue
+from broker.event_loop.loop_turns import TURN_SECONDS, ConnectionTurns, TurnQueue
 from broker.logging import RateLimitedLogger
 from broker.network.buffer_budget import BufferBudget
 from broker.network.framing import INITIAL_BYTES, FrameReader
@@ -94,8 +94,7 @@ class ConnectionOwner(Protocol):
     handler: RequestHandler
     budget: BufferBudget
     response_budget: BufferBudget
-    turns: TurnQueue
-    stranger_turns: TurnQueue
+    turns: ConnectionTurns
 
     @property
     def max_request_bytes(self) -> int:
@@ -382,7 +381,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_stranger:
             self._wait_for_turn()
         else:
-            self._handle_requests(1 if self._owner.turns.is_over else REQUESTS_PER_TURN)
+            self._handle_requests(1 if self._owner.turns.clients.is_over else REQUESTS_PER_TURN)
 
     def _wait_for_turn(self) -> None:
         """Receive nothing until the next turn."""
@@ -397,7 +396,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _turns(self) -> TurnQueue:
-        return self._owner.stranger_turns if self.is_stranger else self._owner.turns
+        turns = self._owner.turns
+        return turns.strangers if self.is_stranger else turns.clients
 
     def _take_turn(self) -> None:
         self._is_queued = False

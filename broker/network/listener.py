@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from broker.event_loop.loop_turns import TURN_SECONDS, TurnQueue
+from broker.event_loop.loop_turns import ConnectionTurns
 from broker.network.acceptor import Acceptor
 from broker.network.buffer_budget import BufferBudget
 from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
@@ -56,10 +56,6 @@ SEND_SECONDS_MAX = 60.0
 EVICT_BATCH = 32
 EVICT_SEARCH_SECONDS = 0.1
 FAR_FEWER = 2  # connections of an address: less than half of another's
-# The time that turns of connections have in a round of the loop: as much as a task may block it.
-# Strangers have the time of one turn in addition.
-ROUND_SECONDS: Final = 5 * TURN_SECONDS
-STRANGERS_ROUND_SECONDS: Final = TURN_SECONDS
 
 
 @dataclass(slots=True)
@@ -121,8 +117,7 @@ class Listener:
     rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
     budget: BufferBudget = field(init=False)
     response_budget: BufferBudget = field(init=False)
-    turns: TurnQueue = field(default_factory=partial(TurnQueue, ROUND_SECONDS))
-    stranger_turns: TurnQueue = field(default_factory=partial(TurnQueue, STRANGERS_ROUND_SECONDS))
+    turns: ConnectionTurns = field(default_factory=ConnectionTurns)
     _by_address: dict[str, set[Connection]] = field(default_factory=dict)
     _eviction_candidates: list[tuple[Connection, float]] = field(default_factory=list)
     _next_search_at: float = 0.0

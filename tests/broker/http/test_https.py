@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
+from broker.event_loop.loop_turns import STRANGERS_ROUND_SECONDS
 from broker.http import tls_listener
 from broker.lifecycle.reload import Secrets
+from broker.network.tls_channel import TlsChannel
 from broker.security.tls import load_server_tls
 from config.security.clients import ClientSecurity, ClientTls
 from tests.support import key_updates
@@ -143,6 +146,48 @@ async def test_a_request_in_many_records_is_answered_over_a_connection_that_stay
             answer += await client.read()
         assert answer.startswith(b"HTTP/1.1 ")
     client.writer.close()
+
+
+async def test_handshakes_share_the_time_of_strangers_in_a_round_of_the_loop(
+    broker: Broker, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, turn = 0.0, 0
+    handshakes_by_turn = Counter[int]()
+    shake_hands = TlsChannel.shake_hands
+
+    def shake_hands_slowly(channel: TlsChannel) -> bool:
+        nonlocal now
+        if not channel.is_established:
+            now += 0.001
+            handshakes_by_turn[turn] += 1
+        return shake_hands(channel)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(TlsChannel, "shake_hands", shake_hands_slowly)
+    monkeypatch.setattr("broker.http.tls_transport.perf_counter", lambda: now)
+    ticker = asyncio.create_task(count_turns())
+    peers = [
+        await asyncio.open_connection("127.0.0.1", broker.http.address.port) for _ in range(30)
+    ]
+    context = ssl.create_default_context(cafile=authority.path)
+    for _, writer in peers:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.do_handshake()
+        writer.write(outgoing.read())
+    for reader, _ in peers:
+        assert await asyncio.wait_for(reader.read(1), 20)
+    ticker.cancel()
+    assert handshakes_by_turn.total() == 30
+    assert max(handshakes_by_turn.values()) <= STRANGERS_ROUND_SECONDS * 1000
+    for _, writer in peers:
+        writer.close()
 
 
 async def test_plaintext_is_counted_as_a_failure_of_tls(broker: Broker) -> None:

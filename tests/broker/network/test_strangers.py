@@ -13,14 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.event_loop.loop_turns import ROUND_SECONDS, STRANGERS_ROUND_SECONDS
 from broker.network.connection import Connection, RequestHandler, Response
 from broker.network.listener import (
     HANDSHAKE_SECONDS,
     IDLE_EVICT_SECONDS,
     RECEIVE_SECONDS_MAX,
     RECEIVE_STALL_SECONDS,
-    ROUND_SECONDS,
-    STRANGERS_ROUND_SECONDS,
     address_of,
 )
 from broker.network.socket_writer import SocketWriter
