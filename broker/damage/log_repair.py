@@ -330,8 +330,9 @@ class LogRepair:
                 write = partial(write_without_damage, self._env, plan)
                 output = await self._threads.run(log.directory, write)
             except OSError as error:
-                for kind in filenames.SEGMENT_KINDS:
-                    name = filenames.cleaned_name(plan.base_offset, kind, plan.job_id)
+                kinds = filenames.SEGMENT_KINDS
+                copies = [filenames.cleaned_name(plan.base_offset, k, plan.job_id) for k in kinds]
+                for name in (*copies, plan.kept_as):
                     remove_if_there(self._env, f"{plan.directory}/{name}")
                 raise SkipRefusedError(f"the segment cannot be copied: {error}") from error
             swap = plan_swap(log.directory, [facts], [] if output is None else [output])

@@ -27,7 +27,7 @@ FILE_KINDS: Final = (*SEGMENT_KINDS, SNAPSHOT)
 KEYS: Final = ".keys"
 CONTENT_IDS: Final = "varve.content-ids"  # (storage/segments/content_ids.py)
 
-# The bytes that an operator removed from a segment as damaged: `<offset>.log.<range>.damaged`.
+# The bytes that an operator removed from a segment as damaged: `<offset>.log.<range>.<id>.damaged`.
 # They are no part of the log, and only the operator deletes them.
 DAMAGED_BYTES: Final = ".damaged"
 

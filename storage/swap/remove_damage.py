@@ -4,7 +4,8 @@ Rules
 - The segment is copied without the range under another name and synced; a swap replaces the segment
   with the copy (storage/swap/swap_journal.py). The change is atomic and durable, and it applies
   to readers, the cleaner and Apache Kafka alike.
-- The removed bytes are kept in a file in the same folder, which nothing reads.
+- The removed bytes are kept in a file in the same folder, which nothing reads. The job id makes its
+  name unique: behind the gap of an earlier skip, the same range of positions may be damaged again.
 - Offsets do not change: the offsets of the range become a gap, as after compaction.
 """
 
@@ -35,7 +36,8 @@ class SkipPlan(NamedTuple):
         """Return the name of the file that keeps the damaged bytes."""
         damage = self.damage
         log = filenames.file_name(self.base_offset, filenames.LOG)
-        return f"{log}.{damage.position}-{damage.end_position}{filenames.DAMAGED_BYTES}"
+        cut = f"{damage.position}-{damage.end_position}"
+        return f"{log}.{cut}.{self.job_id}{filenames.DAMAGED_BYTES}"
 
 
 def write_without_damage(env: Env, plan: SkipPlan) -> CleanedSegment | None:

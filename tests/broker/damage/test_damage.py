@@ -301,6 +301,23 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         assert offsets_in(topic.partitions[0].log) == [0, 1, 3, 5]
 
 
+async def test_a_skip_at_the_position_of_an_earlier_one_keeps_the_bytes_of_both(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        opened = filled(broker).log
+        retained = []
+        for offset in (2, 3):  # the second batch moves to the position of the first
+            flip(env, 2 * BATCH_BYTES + 70)
+            opened.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
+            cut = env.read_file(FIRST)[2 * BATCH_BYTES : 3 * BATCH_BYTES]
+            path = f"log/partitions/orders/0/skip?offset={offset}"
+            _, answer = await api(broker, "POST", path)
+            retained.append((answer["kept_as"], cut))
+        for kept_as, cut in retained:
+            assert env.read_file(kept_as) == cut
+
+
 async def test_an_intact_batch_that_cannot_be_cleaned_is_skipped_on_request(
     env: MemoryEnv, clients: list[RawClient]
 ) -> None:
