@@ -170,16 +170,20 @@ async def _fetch_sliced(
         max_rows = context.services.limits.of(ApiKey.FETCH).rows
         request = await run_in_turns(decode_fetch_sliced(header, frame, max_rows))
         by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
+        named, session = Targets(), None
         try:
-            session, targets = await _targets_in_turns(context, request, by_id=by_id)
-        except FetchSessionError as error:
-            code = error.code
-            return encode_fetch_response(
-                header.api_version, header.correlation_id, [], error_code=code
-            )
-        if len(targets) <= counted:
+            session, targets = await _targets_in_turns(context, request, named, by_id=by_id)
+            if len(targets) > counted:  # a session has far more
+                await slot.aclose()
+                return await _wait(context, header, request, session, targets)
             return await _wait(context, header, request, session, targets, slot=slot)
-    return await _wait(context, header, request, session, targets)  # a session has far more
+        except FetchSessionError as error:
+            version, correlation_id = header.api_version, header.correlation_id
+            return encode_fetch_response(version, correlation_id, [], error_code=error.code)
+        finally:
+            if session is None or session.targets is not named:
+                context.services.freed_later.add(named)
+            context.services.freed_later.add(*(row for _, row in request.topics), request.topics)
 
 
 async def _reserve(context: RequestContext, size_bytes: int) -> None:
@@ -195,10 +199,10 @@ def _check_name(topic: TopicRef) -> None:
 
 
 async def _targets_in_turns(
-    context: RequestContext, request: FetchRequest, *, by_id: bool
+    context: RequestContext, request: FetchRequest, named: Targets, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
-    """Return what `_targets_of` does, in turns. Raises FetchSessionError."""
-    turns, named = Turns(), Targets()
+    """Return what `_targets_of` does, in turns; fill `named`. Raises FetchSessionError."""
+    turns = Turns()
     for topic, row in request.topics:
         await turns.take()
         _check_name(topic)
@@ -254,17 +258,14 @@ async def _collect_in_turns(
     header: RequestHeader,
     request: FetchRequest,
     targets: Targets,
-    turns: Turns,
     *,
-    in_place: bool,
-) -> CollectedRecords:
-    collected = _nothing_collected(context, request)
-    collected.in_place = in_place
+    turns: Turns,
+    collected: CollectedRecords,
+) -> None:
     committed = request.isolation_level == READ_COMMITTED
     for key, target in tuple(targets.items()):  # other requests may change the session meanwhile
         await turns.take()
         _collect_one(context, header, key, target, collected, committed=committed)
-    return collected
 
 
 def _nothing_collected(context: RequestContext, request: FetchRequest) -> CollectedRecords:
@@ -478,7 +479,7 @@ async def _answer_in_turns(
             _count_error(services.stats, fetched)
         if _is_reported(session, key, fetched) or not incremental:
             rows.setdefault(key[0], []).append(fetched)
-    return await run_in_turns(
+    parts = await run_in_turns(
         encode_fetch_response_sliced(
             header.api_version,
             header.correlation_id,
@@ -486,6 +487,8 @@ async def _answer_in_turns(
             session.session_id if session is not None else 0,
         )
     )
+    services.freed_later.add(*rows.values(), rows)
+    return parts
 
 
 def _count(topic: TopicStats, fetched: Fetched) -> None:
@@ -531,10 +534,37 @@ async def _wait(
     *,
     slot: AsyncExitStack | None = None,
 ) -> Response:
-    """Collect again whenever it may be enough, until it is, or max_wait_ms is over.
+    """Answer when there is enough, or max_wait_ms is over.
 
-    `slot` is one that the caller has taken; it is given back after the first time.
+    `slot` is one that the caller has taken; it is given back after the first pass.
     """
+    services = context.services
+    passes: list[CollectedRecords] = []
+    try:
+        collected = await _collect_until_enough(
+            context, header, request, targets, passes, slot=slot
+        )
+        if context.meters is not None:
+            throttled = _throttle(context, header, request, session, collected)
+            if throttled is not None:
+                return throttled
+        await _warm_in_turns(services, collected.slices)
+        async with _slot_for(context, targets):  # a thousand waits may end at the same time
+            return await _answer_in_turns(services, header, request, session, collected)
+    finally:
+        _free(services, passes)
+
+
+async def _collect_until_enough(
+    context: RequestContext,
+    header: RequestHeader,
+    request: FetchRequest,
+    targets: Targets,
+    passes: list[CollectedRecords],
+    *,
+    slot: AsyncExitStack | None,
+) -> CollectedRecords:
+    """Collect again whenever it may be enough; return the last of `passes`."""
     size_bytes = (NAMED_BYTES + COLLECTED_BYTES) * len(targets)
     if slot is None:
         await _reserve(context, size_bytes)
@@ -549,6 +579,10 @@ async def _wait(
     try:
         while True:
             wait.begin()
+            _free(services, passes)
+            collected = _nothing_collected(context, request)
+            collected.in_place = loads == LOADS_MAX
+            passes.append(collected)
             async with slot or _slot_for(context, targets):
                 for key in () if watched else tuple(targets):
                     await turns.take()
@@ -556,8 +590,8 @@ async def _wait(
                     if not isinstance(partition, ErrorCode):
                         partition.add_waiter(wait)
                         watched.append(partition)
-                collected = await _collect_in_turns(
-                    context, header, request, targets, turns, in_place=loads == LOADS_MAX
+                await _collect_in_turns(
+                    context, header, request, targets, turns=turns, collected=collected
                 )
             slot = None
             if collected.not_ready:
@@ -568,13 +602,14 @@ async def _wait(
             if collected.aborted_rows > aborted_max:
                 aborted_max = 2 * collected.aborted_rows  # the next pass may find some more
                 del collected
+                _free(services, passes)
                 await _reserve(context, size_bytes + ABORTED_BYTES * aborted_max)
                 continue
             if wait.is_over or _is_enough(request, targets, collected):
-                break
+                return collected
             await wait.wait(_missing_bytes(request, collected))
             if wait.is_unchanged and not collected.record_bytes:
-                break  # the time is over, and every partition is still as it was read
+                return collected  # the time is over, and every partition is still as it was read
             turns = Turns()
     finally:
         services.stats.delayed_fetches -= 1
@@ -582,13 +617,13 @@ async def _wait(
         for partition in watched:
             await turns.take()
             partition.remove_waiter(wait)
-    if context.meters is not None:
-        throttled = _throttle(context, header, request, session, collected)
-        if throttled is not None:
-            return throttled
-    await _warm_in_turns(services, collected.slices)
-    async with _slot_for(context, targets):  # a thousand waits may end at the same time
-        return await _answer_in_turns(services, header, request, session, collected)
+
+
+def _free(services: Services, passes: list[CollectedRecords]) -> None:
+    """Free passes over partitions, which nobody uses any more."""
+    while passes:
+        old = passes.pop()
+        services.freed_later.add(old.partitions, old.counted, old.slices)
 
 
 @asynccontextmanager

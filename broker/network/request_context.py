@@ -10,6 +10,7 @@ from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import FreedLater
 from broker.event_loop.unpack_threads import UnpackThreads
 from broker.features import GROUP_VERSION, levels
 from broker.groups.coordinator import GroupCoordinator
@@ -75,6 +76,7 @@ class Services:
     # Fetches of many partitions that read them at the same time, one of a client. Each takes a turn
     # in a round of the event loop, and more at a time are not faster: they share its thread.
     wide_fetches: FairSlots = field(default_factory=partial(FairSlots, 2))
+    freed_later: FreedLater = field(default_factory=FreedLater)
     authorizer: Authorizer = field(init=False)  # set when the metadata is read
 
     @property

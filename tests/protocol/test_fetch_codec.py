@@ -318,6 +318,15 @@ def test_a_response_in_slices_is_the_response_as_a_whole(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_the_partitions_of_one_topic_are_joined_in_slices(version: int) -> None:
+    rows: list[FetchedPartition[FakeRange]] = [FetchedPartition(number) for number in range(5_000)]
+    topics = [(TOPIC_ID if version >= 13 else "t", rows)]
+    parts, _ = drained(encode_fetch_response_sliced(version, 9, topics, 0))
+    assert sent(parts) == sent(encode_fetch_response(version, 9, topics))
+    assert max(len(part) for part in parts if isinstance(part, bytes)) < 100 * ELEMENTS_PER_SLICE
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_long_list_of_aborted_transactions_is_encoded_in_slices(version: int) -> None:
     rows = [(number, number) for number in range(5_000)]
     row: FetchedPartition[FakeRange] = FetchedPartition(0, aborted_transactions=rows)

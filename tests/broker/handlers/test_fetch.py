@@ -11,12 +11,15 @@ import pytest
 
 from broker.app import Broker
 from broker.event_loop import loop_turns
+from broker.event_loop.loop_turns import FREED_AT_ONCE
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import BYTES_AT_ONCE, PARTITIONS_AT_ONCE, fetch
+from broker.network import fetch_sessions
 from config.topics.names import NAME_LENGTH_MAX
 from protocol import codec
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
+from protocol.fetch_codec import FetchedPartition, FetchPartition
 from protocol.limits import WHOLE_ROWS_MAX
 from protocol.messages import (
     FetchRequest,
@@ -231,6 +234,37 @@ async def test_a_fetch_that_is_decoded_in_turns_has_one_slot_until_it_has_read(
         await as_coroutine(fetch(context, 12, frame))
         assert passes_at_acquire == [0, 1]  # the second one is for the answer
         assert not slots._used
+
+
+@pytest.mark.parametrize("session_epoch", [-1, 0])
+async def test_the_rows_of_a_large_fetch_are_freed_in_turns(
+    env: MemoryEnv, session_epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its request, and those of each pass, also if the client goes away."""
+    partitions = 2_001
+    monkeypatch.setattr(fetch_sessions, "MAX_SESSION_PARTITIONS", 2_000)  # no session keeps them
+    freed: list[int] = []
+    for row in (FetchPartition, FetchedPartition):
+        monkeypatch.setattr(row, "__del__", lambda _: freed.append(1), raising=False)
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        context = make_context(broker)
+        clock = itertools.count()
+        monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # turns of one step
+        body = request(*[0] * partitions, max_wait_ms=1, session=(0, session_epoch))
+        frame = memoryview(codec.encode_request(ApiKey.FETCH, 12, 1, "c", body)[4:])
+        for cancel_after in (None, 5_000):
+            freed.clear()
+            fetching = asyncio.ensure_future(as_coroutine(fetch(context, 12, frame)))
+            most, before = 0, 0
+            for number in itertools.count():
+                if number == cancel_after:
+                    fetching.cancel()
+                await asyncio.sleep(0)
+                most, before = max(most, len(freed) - before), len(freed)
+                if fetching.done() and not context.services.freed_later:
+                    break
+            assert len(freed) >= partitions
+            assert most <= 2 * FREED_AT_ONCE
 
 
 async def test_fetches_of_many_partitions_wait_for_memory_of_responses(
