@@ -161,7 +161,13 @@ class Broker:
         )
 
         # The cleaner, and views, which limit what it may clean.
-        self.views = Views(env, self.topics, self.directory_threads, self.stats)
+        self.views = Views(
+            env,
+            self.topics,
+            self.directory_threads,
+            self.stats,
+            cleaned_elsewhere_end=self._cleaned_elsewhere_end,
+        )
         self.cleaning = BrokerCleanerHost(
             env,
             self.manager,
@@ -413,6 +419,10 @@ class Broker:
             erasures=self.erasures,
         )
 
+    def _cleaned_elsewhere_end(self, log: Log) -> int:
+        checkpoint = self.manager.table.cleaner_offsets.get(log.partition)
+        return self.pool.state_store.cleaned_elsewhere_end(log.partition, log.topic_id, checkpoint)
+
     def _build_coordinators(self) -> None:
         """Construct the parts that need the metadata and the topics on disk."""
         metadata = self.manager.metadata
@@ -465,6 +475,7 @@ class Broker:
             await self.metadata_service.apply_yaml()
         except NoRoomError as error:  # the topics that exist can be read
             logger.error("topics of the settings file not created", reason=str(error))
+        await self.pool.load()
         await self.views.open_all(self.topics)  # before clients read them
         await self.leases.start()  # before clients append
         self._apply_limits(self.effective_settings.limits())

@@ -19,7 +19,7 @@ Rules for the topic's own cleaner (`limit_of`)
 
 import hashlib
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -41,6 +41,7 @@ from config.topics.names import RESERVED_SUFFIX, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.env import Env
 from storage.errors import InvalidViewError
+from storage.log.log import Log
 from storage.log.log_state import index_limits
 from storage.model import TopicPartition
 from storage.view.ledger import Ledger, has_view_folder, open_ledger
@@ -101,9 +102,17 @@ class Views:
     """All views, created on first use."""
 
     def __init__(
-        self, env: Env, topics: Topics, threads: DirectoryThreads, stats: BrokerStats
+        self,
+        env: Env,
+        topics: Topics,
+        threads: DirectoryThreads,
+        stats: BrokerStats,
+        *,
+        cleaned_elsewhere_end: Callable[[Log], int],
     ) -> None:
+        """`cleaned_elsewhere_end` returns the end of what another broker cleaned; 0 if nothing."""
         self._env = env
+        self._cleaned_elsewhere_end = cleaned_elsewhere_end
         self._topics = topics
         self._threads = threads
         self._stats = stats
@@ -356,7 +365,11 @@ class Views:
             logger.info("view recovered", partition=where, horizon=view.log.horizon)
 
     def load(self, base: Partition) -> Ledger | None:
-        """Return the ledger on disk, checked with its log. Raises InvalidViewError, OSError."""
+        """Return the ledger on disk, checked with its log. Raises InvalidViewError, OSError.
+
+        Another broker, such as Kafka, may have removed a tombstone above the horizon, which the
+        ledger has not applied. Then the log alone is the view, if it has all records of it.
+        """
         log = base.log
         ledger = open_ledger(self._env, log.directory, log.topic_id, index_limits(log.config))
         if ledger is not None and ledger.horizon > log.log_end_offset:
@@ -364,7 +377,33 @@ class Views:
                 log.directory,
                 f"its horizon is {ledger.horizon}, behind the log's end, {log.log_end_offset}",
             )
-        return ledger
+        if ledger is None:
+            return None
+        end = min(self._cleaned_elsewhere_end(log), log.log_end_offset)
+        if end <= ledger.horizon:
+            return ledger
+        is_replaced = _has_all_records(log, ledger)
+        logger.warning(
+            "view discarded" if is_replaced else "view may have deleted keys",
+            partition=str(base.partition),
+            reason=(
+                f"another broker, such as Kafka, cleaned the log up to offset {end}, beyond the "
+                f"horizon of the view, {ledger.horizon}"
+            ),
+            remedy=(
+                "none: it is made from the log again"
+                if is_replaced
+                else f"varve view compact {base.partition.topic} --from-scratch"
+            ),
+        )
+        return None if is_replaced else ledger
+
+
+def _has_all_records(log: Log, ledger: Ledger) -> bool:
+    """Return whether a cleaned log still has the latest record of each key of a ledger."""
+    strategies = {ledger.manifest.strategy, log.config.varve_view_strategy}
+    is_complete = log.log_start_offset <= ledger.manifest.first_offset
+    return strategies == {"offset"} and log.config.compacts and is_complete
 
 
 class ViewCursors:

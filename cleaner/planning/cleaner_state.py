@@ -76,6 +76,9 @@ class PartitionCleanerState:
     digest_end: int = 0
     digests: tuple[RangeDigest, ...] = ()
     first_dirty_offset: int | None = None  # as in the cleaner checkpoint; None: unknown
+    # Another broker, such as Kafka, has cleaned records below this offset; 0: none has. It may have
+    # removed a tombstone that a view with a lower horizon has not applied.
+    cleaned_elsewhere_end: int = 0
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -126,6 +129,7 @@ class PartitionCleanerState:
             "digest_end": self.digest_end,
             "digests": [list(digest) for digest in self.digests],
             "first_dirty_offset": self.first_dirty_offset,
+            "cleaned_elsewhere_end": self.cleaned_elsewhere_end,
         }
 
     @classmethod
@@ -159,6 +163,7 @@ class PartitionCleanerState:
                 for first, end, records, digest in fields.get("digests", ())
             ),
             first_dirty_offset=_optional(fields.get("first_dirty_offset")),
+            cleaned_elsewhere_end=int(fields.get("cleaned_elsewhere_end", 0)),
         )
 
 

@@ -6,7 +6,7 @@ inside a log. Callers use the pool's parts: `control`, `operator`, `remote`, `hi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import AT_STOP, PartitionControl
 from cleaner.scheduler.dispatch import JobDispatcher
 from cleaner.scheduler.explain import Explanation, next_attempt
-from cleaner.scheduler.history import History
+from cleaner.scheduler.history import History, JobRecord
 from cleaner.scheduler.in_progress_map import InProgressMap
 from cleaner.scheduler.offload import Offload
 from cleaner.scheduler.operator_commands import OperatorCommands
@@ -147,18 +147,24 @@ class CleanerPool:
         self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
         self._wake = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
+        self._loaded: list[JobRecord] | None = None  # until `start`
 
     # Start and stop ----------------------------------------------------------------------
 
+    async def load(self) -> None:
+        """Read the saved state, before views are opened, which ask for `cleaned_elsewhere_end`."""
+        directories = sorted(self._host.data_directories())
+        self._loaded = await self.state_store.load(directories)
+
     async def start(self) -> None:
-        """Load the saved state, start the workers and the scheduler.
+        """Apply the saved state, start the workers and the scheduler.
 
         Operators' pauses are in force when this returns. If the cleaner is disabled, only the
         state is loaded.
         """
         assert self._scheduler is None
         try:
-            await self._load_state()
+            await self._apply_state()
         except Exception:
             # An error of ours in here must not keep the broker from starting.
             logger.exception("cleaner state not read")
@@ -170,28 +176,45 @@ class CleanerPool:
             work = self._measured(work)
         self._scheduler = asyncio.create_task(work, name="cleaner-scheduler")
 
-    async def _load_state(self) -> None:
+    async def _apply_state(self) -> None:
+        if self._loaded is None:
+            await self.load()
+        records, self._loaded = self._loaded or [], None
         facts = list(self._host.facts())
-        records = await self.state_store.load(sorted(self._host.data_directories()))
-        for log_facts in facts:
-            cleaner_state = self.state_store.state_of(log_facts, self._env.wall_ms())
-            self._compare_checkpoint(log_facts, cleaner_state)
+        await self._compare_checkpoints(facts)
+        self.state_store.report_loaded()
         self.state_store.keep_only(
             frozenset(log_facts.partition for log_facts in facts), self._host.exists
         )
         self._apply_saved_pauses()
         self.history.load(records)
 
-    def _compare_checkpoint(self, facts: LogFacts, cleaner_state: PartitionCleanerState) -> None:
-        """Lower a checkpoint that is above the first dirty offset of the state."""
-        saved, known = facts.checkpoint_offset, cleaner_state.first_dirty_offset
-        if saved is None or known is None or saved <= known:
-            return
+    async def _compare_checkpoints(self, facts: Iterable[LogFacts]) -> None:
+        """Lower checkpoints that are above the first dirty offset of the state.
+
+        The state on the disk says so before, for views: see `cleaned_elsewhere_end`.
+        """
+        higher: list[tuple[LogFacts, int]] = []
+        for log_facts in facts:
+            cleaner_state = self.state_store.state_of(log_facts, self._env.wall_ms())
+            saved, known = log_facts.checkpoint_offset or 0, cleaner_state.first_dirty_offset
+            if known is None:
+                self.state_store.note_checkpoint(log_facts.partition, saved)
+            elif saved > known:
+                end = max(saved, cleaner_state.cleaned_elsewhere_end)
+                new_state = replace(cleaner_state, cleaned_elsewhere_end=end)
+                self.state_store.put(log_facts, new_state)
+                higher.append((log_facts, known))
+        for log_facts, known in higher:
+            await self.state_store.saved(log_facts.partition)  # as far as there is room
+            self._lower_checkpoint(log_facts, known)
+
+    def _lower_checkpoint(self, facts: LogFacts, known: int) -> None:
         logger.warning(
             "cleaner checkpoint lowered",
             partition=str(facts.partition),
             offset=known,
-            was=saved,
+            was=facts.checkpoint_offset,
             reason=(
                 "the cleaner state has a lower offset: another broker has cleaned the log, or the "
                 "checkpoint file is damaged"

@@ -61,9 +61,27 @@ class CleanerStateStore:
             entries, records = await asyncio.to_thread(_load, self._env, directory)
             self._entries.update(entries)
             self._directories.update(dict.fromkeys(entries, directory))
-            self._offsets_saved(first_dirty_offsets(entries))
             job_records += records
         return job_records
+
+    def report_loaded(self) -> None:
+        """Report the loaded first dirty offsets: from now on, they bound the checkpoints."""
+        self._offsets_saved(first_dirty_offsets(self._entries))
+
+    def cleaned_elsewhere_end(
+        self, partition: TopicPartition, topic_id: bytes, checkpoint: int | None
+    ) -> int:
+        """Return the offset below which another broker has cleaned the log; 0 if none has.
+
+        A checkpoint above the first dirty offset was written by another broker, or is damaged.
+        """
+        cleaner_state = self._entries.get(partition)
+        if cleaner_state is None or cleaner_state.topic_id != topic_id:
+            return 0
+        known = cleaner_state.first_dirty_offset
+        is_higher = checkpoint is not None and known is not None and checkpoint > known
+        end = cleaner_state.cleaned_elsewhere_end
+        return max(end, checkpoint or 0) if is_higher else end
 
     def state_of(self, facts: LogFacts, now_ms: int) -> PartitionCleanerState:
         """Return the state that applies to this log; create it for a new partition."""

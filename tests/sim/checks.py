@@ -68,9 +68,10 @@ class Checks:
     async def check_start(self) -> None:
         """After a start: what must be there is, and what was decided stays so."""
         self.check_health()
-        if self._world.seen["cleaner checkpoint lowered"]:
-            # Nothing damages it here, and no other broker cleans.
-            raise RuleError("checkpoint", "it was above the first dirty offset of the state")
+        for event in ("cleaner checkpoint lowered", "view discarded", "view may have deleted keys"):
+            if self._world.seen[event]:
+                # Nothing damages the checkpoint here, and no other broker cleans.
+                raise RuleError("checkpoint", event)
         for name, model in list(self._world.models.items()):
             topic = self._world.broker.topics.get(name)
             existing = topic is not None and topic.topic_id == model.topic_id

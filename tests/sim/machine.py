@@ -79,6 +79,7 @@ class _NoServer:
 
     def __init__(self, *_: object, **__: object) -> None:
         self.guard: object = None
+        self.turns: object = None
 
     async def start(self, *_: object) -> tuple[str, int]:
         return "127.0.0.1", 1

@@ -338,22 +338,21 @@ async def test_what_is_clean_is_on_the_disk_soon(
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 2)
         generation = partition.log.generation
-        broker.pool.state_of(ORDERS)
         broker.pool.scanner.save_checkpoint(ORDERS, generation, RECORDS)
         broker.pool.scanner.save_checkpoint(ORDERS, generation, 2 * RECORDS)
         assert await broker.pool.state_store.saved(ORDERS)
+        written = {ORDERS: 2 * RECORDS}
         async with asyncio.timeout(10):
-            while not env.exists(path) or not read_offsets(env, path):  # noqa: ASYNC110 - a thread
-                await asyncio.sleep(0.001)
-        assert read_offsets(env, path) == {ORDERS: 2 * RECORDS}
+            while not env.exists(path) or read_offsets(env, path) != written:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)  # a thread writes it
 
 
 async def test_a_checkpoint_is_never_above_the_cleaner_state_on_the_disk(env: MemoryEnv) -> None:
     path = f"/disk1/{filenames.CLEANER_CHECKPOINT}"
     async with broker_in_memory(env, topics=BOTH) as broker:
         generation = fill(env, broker, 4).log.generation
-        broker.pool.state_of(ORDERS)
-        for offset, before in ((RECORDS, RECORDS), (2 * RECORDS, RECORDS)):
+        assert await broker.pool.state_store.saved(ORDERS)
+        for offset, before in ((RECORDS, 0), (2 * RECORDS, RECORDS)):
             broker.pool.scanner.save_checkpoint(ORDERS, generation, offset)
             broker.manager.table.checkpoint()
             assert read_offsets(env, path) == {ORDERS: before}

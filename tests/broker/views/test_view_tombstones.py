@@ -8,17 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.topics.partition import Partition
 from broker.views import compaction as view_making
 from broker.views.compaction import ViewError
 from broker.views.status import ViewStatus
+from broker.views.views import Views
 from cleaner import states
 from cleaner.engine.clean import run_clean
 from cleaner.host import LogFacts, PublishOutcome, Undecided
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.grouping import plan_job
+from cleaner.scheduler.cleaner_state_store import STATE_NAME
 from config.settings import CleanerSettings
+from storage.env import write_file_atomically
 from storage.errors import InvalidViewError
 from storage.format.batch import decode_records, walk_headers
 from storage.view.ledger import Source, Staged, stage, sweep, view_path
@@ -83,7 +88,7 @@ async def published(
         outcomes = await broker.cleaning.publish(job, groups)
         assert set(outcomes) == {PublishOutcome.PUBLISHED}
     offset = broker.pool.dispatcher.update_state(facts_of(broker), job, report, 1)
-    broker.cleaning.checkpoint(WHERE, job.generation, offset)
+    broker.pool.scanner.save_checkpoint(WHERE, job.generation, offset)
 
 
 async def clean(env: MemoryEnv, broker: Broker) -> None:
@@ -532,3 +537,65 @@ async def test_a_topic_is_not_cleaned_while_the_manifest_of_its_view_cannot_be_w
         fault.remove()
         await broker.view_scheduler.tidy()
         assert bound(broker)[0] == 2
+
+
+@asynccontextmanager
+async def cleaned_by_another_broker(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, str]
+) -> AsyncIterator[MemoryEnv]:
+    """The view has a value; its tombstone was removed from the log beyond the horizon."""
+
+    def unlimited(_: Views, base: Partition) -> tuple[int, Undecided]:
+        return base.log.log_end_offset, Undecided.VIEW
+
+    env, path = MemoryEnv(), f"/disk1/{STATE_NAME}"
+    async with broker_with_view(env, keys) as broker:
+        await produce(broker, (b"a", b"secret"), (b"b", b"1"))
+        await broker.view_scheduler.compact(WHERE)
+        await clean(env, broker)
+        assert await broker.pool.state_store.saved(WHERE)
+        own_state = env.read_file(path)
+        await produce(broker, (b"a", None), (b"c", b"1"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Views, "_published_limit", unlimited)
+            await clean(env, broker)
+            await clean(env, broker)
+        assert b"a" not in keys_in_log(broker)
+    write_file_atomically(env, path, own_state)
+    yield env
+
+
+async def test_a_view_whose_log_another_broker_cleaned_beyond_its_horizon_is_made_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cleaned_by_another_broker(monkeypatch, COMPACTED) as env:
+        for _ in range(2):  # the second start finds a checkpoint that was lowered
+            async with broker_with_view(env, COMPACTED) as broker:
+                assert [key for _, key, _ in await read_all(broker)] == [b"b", b"c"]
+            env = env.kill()
+        async with broker_with_view(env, COMPACTED) as broker:
+            await broker.view_scheduler.compact(WHERE)
+        with capture_logs() as lines:
+            async with broker_with_view(env, COMPACTED) as broker:
+                assert [key for _, key, _ in await read_all(broker)] == [b"b", b"c"]
+        assert not [line for line in lines if line["event"] == "view discarded"], "it is a new one"
+
+
+async def test_a_view_that_a_log_cleaned_by_another_broker_cannot_replace_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {**COMPACTED, "varve.view.strategy": "timestamp"}
+    async with cleaned_by_another_broker(monkeypatch, keys) as env:
+        for _ in range(2):
+            with capture_logs() as lines:
+                async with broker_with_view(env, keys) as broker:
+                    pass
+            (line,) = [each for each in lines if each["event"] == "view may have deleted keys"]
+            assert line["remedy"] == "varve view compact orders --from-scratch"
+        async with broker_with_view(env, keys) as broker:
+            await broker.view_scheduler.compact(WHERE, from_scratch=True)
+            assert b"a" not in [key for _, key, _ in await read_all(broker)]
+        with capture_logs() as lines:
+            async with broker_with_view(env, keys):
+                pass
+        assert not [line for line in lines if line["event"] == "view may have deleted keys"]
