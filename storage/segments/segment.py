@@ -13,8 +13,9 @@ Rules
 - A segment does not know other segments, high watermarks, configs or readers.
 
 The segment changes its files and its state. Its parts read or hold one thing each: the indexes
-(segment_indexes.py), the transaction index (segment_txn_index.py), the search for the batch of an
-offset (batch_lookup.py) and the search for damage (damage.py).
+(segment_indexes.py), their comparison with the log at a start (sanity_check.py), the transaction
+index (segment_txn_index.py), the search for the batch of an offset (batch_lookup.py) and the search
+for damage (damage.py).
 """
 
 import errno
@@ -48,6 +49,7 @@ from storage.segments.damage import (
     why_contradicted,
     with_damage,
 )
+from storage.segments.sanity_check import SanityCheck
 from storage.segments.segment_indexes import SegmentIndexes
 from storage.segments.segment_txn_index import SegmentTxnIndex
 
@@ -56,8 +58,6 @@ from storage.segments.segment_txn_index import SegmentTxnIndex
 HINTS_MAX: Final = 256
 # No other start has chosen the same: a key index may be older than the process.
 _CONTENT_IDS: Final = count(1 + secrets.randbits(62))
-# The batch that a time entry names is searched for within these bytes behind its index entry.
-NAMED_BATCH_BYTES_MAX: Final = 1 << 20
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
 NO_TIMESTAMP: Final = -1
 PART_BYTES: Final = 1 << 20  # of a large batch that is written in parts: 0.3 to 0.6 ms each
@@ -219,25 +219,19 @@ class Segment:
         Raises CorruptIndexError for an invalid index, CorruptBatchError if the log file does not
         end with a whole batch.
         """
+        assert self.is_sealed
         if has_txn_index:
             self.has_transactions = True
             self.txn_index.load()
-        (relative, position), (timestamp_ms, timestamp_offset) = self._indexes.last_entries(
-            self.size_bytes
-        )
-        self.max_timestamp_ms = timestamp_ms
-        self.max_timestamp_offset = named_offset = self.base_offset + timestamp_offset
-        next_offset, named = self._walk_tail(relative, position, named_offset)
-        last_indexed = max(relative, timestamp_offset if timestamp_ms >= 0 else -1)
-        if last_indexed >= 0 and self.base_offset + last_indexed >= next_offset:
-            path = self._path(filenames.INDEX)
-            raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
-        if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
-            raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
-        if timestamp_ms >= 0:
-            self._check_time_entry(timestamp_ms, named_offset, named)
+        check = SanityCheck(self.file, self.size_bytes, self._indexes)
+        self.max_timestamp_ms = check.timestamp_ms
+        self.max_timestamp_offset = check.timestamp_offset
+        self._bytes_since_entry = check.tail_bytes
+        for header in check.tail():
+            self._note_batch(header)
+        check.check_entries()
         self.txn_index.check(self.ascending_search())
-        return next_offset
+        return check.next_offset
 
     def batch_at(self, offset: int) -> ScannedBatch | None:
         """Return the header of the batch with `offset`, or of the next one in this segment.
@@ -276,54 +270,6 @@ class Segment:
             self.load(has_txn_index=self.txn_index.exists)
         except (CorruptIndexError, CorruptBatchError):
             self.rebuild()
-
-    def _walk_tail(
-        self, relative: int, position: int, named_offset: int
-    ) -> tuple[int, BatchHeader | None]:
-        """Read the headers behind the last index entry.
-
-        Return the next offset of the log, and the header with `named_offset`, if it is one of them.
-        """
-        named = None
-        next_offset = self.base_offset
-        self._bytes_since_entry = self.size_bytes - position
-        for batch in scan(self.file, position, self.size_bytes, whole=False):
-            header = batch.header
-            if batch.position == position and position:
-                self._indexes.check_entry(header, relative)
-            if header.base_offset < next_offset:
-                raise CorruptBatchError("offsets go back", batch.position, self.path)
-            next_offset = header.next_offset
-            self._note_batch(header)
-            if header.base_offset <= named_offset < next_offset:
-                named = header
-        return next_offset, named
-
-    def _check_time_entry(self, timestamp_ms: int, offset: int, named: BatchHeader | None) -> None:
-        """Compare the last time entry with the batch that it names, `named` if it is known.
-
-        Retention deletes by this timestamp. Raises CorruptIndexError.
-        """
-        if named is None:
-            named = self._header_at(offset)
-        if named is not None and named.max_timestamp != timestamp_ms:
-            reason = f"the batch of offset {offset} does not have timestamp {timestamp_ms}"
-            raise CorruptIndexError(self._path(filenames.TIME_INDEX), reason)
-
-    def _header_at(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch at or behind an offset; None if it is not near its entry.
-
-        Raises CorruptIndexError.
-        """
-        position = self._indexes.find_position(offset - self.base_offset)
-        end = min(self.size_bytes, position + NAMED_BATCH_BYTES_MAX)
-        try:
-            for batch in scan(self.file, position, end, whole=False):
-                if batch.header.next_offset > offset:
-                    return batch.header
-        except CorruptBatchError:
-            pass  # damage; a read finds it
-        return None
 
     def _note_batch(self, header: BatchHeader) -> None:
         self._note_timestamp(header.max_timestamp, header.next_offset - 1)

@@ -37,17 +37,17 @@ class SegmentIndexes:
     __slots__ = (
         "_env",
         "_index_file",
-        "_index_path",
         "_is_written",
         "_offsets",
         "_time_file",
-        "_time_path",
         "_times",
         "base_offset",
         "content",
+        "index_path",
         "is_full",
         "is_pinned",
         "limits",
+        "time_path",
     )
 
     def __init__(self, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> None:
@@ -67,8 +67,8 @@ class SegmentIndexes:
     def relocate(self, directory: str) -> None:
         """Use the new name of the folder."""
         name = filenames.file_name
-        self._index_path = f"{directory}/{name(self.base_offset, filenames.INDEX)}"
-        self._time_path = f"{directory}/{name(self.base_offset, filenames.TIME_INDEX)}"
+        self.index_path = f"{directory}/{name(self.base_offset, filenames.INDEX)}"
+        self.time_path = f"{directory}/{name(self.base_offset, filenames.TIME_INDEX)}"
 
     @property
     def is_loaded(self) -> bool:
@@ -91,12 +91,12 @@ class SegmentIndexes:
         """Load both files. Raises CorruptIndexError, also for a missing file."""
         assert not self.is_pinned
         try:
-            raw_offsets = self._env.read_file(self._index_path)
-            raw_times = self._env.read_file(self._time_path)
+            raw_offsets = self._env.read_file(self.index_path)
+            raw_times = self._env.read_file(self.time_path)
         except FileNotFoundError as error:
             raise CorruptIndexError(str(error.filename), "missing") from error
-        offsets = OffsetIndex.from_bytes(raw_offsets, self._index_path, log_bytes)
-        self._times = TimeIndex.from_bytes(raw_times, self._time_path)
+        offsets = OffsetIndex.from_bytes(raw_offsets, self.index_path, log_bytes)
+        self._times = TimeIndex.from_bytes(raw_times, self.time_path)
         self._offsets = offsets
         self._is_written = True
 
@@ -133,10 +133,10 @@ class SegmentIndexes:
         """
         if self._offsets is not None and self._times is not None:
             return self._offsets.last, self._times.last
-        tail = self._tail_of(self._index_path, OFFSET_ENTRY_BYTES)
-        offsets = OffsetIndex.from_bytes(tail, self._index_path, log_bytes)
-        tail = self._tail_of(self._time_path, TIME_ENTRY_BYTES)
-        return offsets.last, TimeIndex.from_bytes(tail, self._time_path).last
+        tail = self._tail_of(self.index_path, OFFSET_ENTRY_BYTES)
+        offsets = OffsetIndex.from_bytes(tail, self.index_path, log_bytes)
+        tail = self._tail_of(self.time_path, TIME_ENTRY_BYTES)
+        return offsets.last, TimeIndex.from_bytes(tail, self.time_path).last
 
     def find_position(self, relative: int) -> int:
         """Return the position of the last entry up to a relative offset, 0 if there is none.
@@ -145,7 +145,7 @@ class SegmentIndexes:
         """
         if self._offsets is not None:
             return self._offsets.lookup(relative)[1]
-        file = self._env.open(self._index_path)
+        file = self._env.open(self.index_path)
         position, low, high = 0, 0, file.size() // OFFSET_ENTRY_BYTES
         while low < high:
             middle = (low + high) // 2
@@ -178,7 +178,7 @@ class SegmentIndexes:
         """
         if not self.base_offset <= header.base_offset <= self.base_offset + relative:
             reason = f"entry {relative} points to offset {header.base_offset}"
-            raise CorruptIndexError(self._index_path, reason)
+            raise CorruptIndexError(self.index_path, reason)
 
     def offset_behind(self, position: int, log: File) -> int | None:
         """Return an offset above all batches in front of `position`; None if there is none.
@@ -199,7 +199,7 @@ class SegmentIndexes:
         """Return the sizes of the two files in bytes; 0 for a missing file."""
         if self._offsets is not None and self._times is not None:
             return self._offsets.size_bytes, self._times.size_bytes
-        return self._size_of(self._index_path), self._size_of(self._time_path)
+        return self._size_of(self.index_path), self._size_of(self.time_path)
 
     def _size_of(self, path: str) -> int:
         try:
@@ -213,9 +213,9 @@ class SegmentIndexes:
         """Return both files, open for writing."""
         assert not self.is_pinned
         if self._index_file is None:
-            self._index_file = self._env.open(self._index_path, create=True)
+            self._index_file = self._env.open(self.index_path, create=True)
         if self._time_file is None:
-            self._time_file = self._env.open(self._time_path, create=True)
+            self._time_file = self._env.open(self.time_path, create=True)
         return self._index_file, self._time_file
 
     @property
@@ -255,7 +255,7 @@ class SegmentIndexes:
                 raise
             for file in files:
                 file.truncate(0)
-            raise NoRoomError(error, self._index_path) from error
+            raise NoRoomError(error, self.index_path) from error
         self._is_written = True
 
     def _write_missing(self) -> None:

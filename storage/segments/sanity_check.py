@@ -1,0 +1,97 @@
+"""The comparison of a segment's indexes with its log at a start, in Kafka's words a sanity check.
+
+Rules
+- It reads the ends of the files: the last entry of each index, the headers behind the last offset
+  entry, and the header that the last time entry names. The whole log is never read.
+- It changes nothing. The segment notes the headers and rebuilds an index that contradicts the log.
+- Other entries may still be wrong: a lookup checks the entry that it uses.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from storage.env import File
+from storage.errors import CorruptBatchError
+from storage.format.batch import BatchHeader
+from storage.format.index import CorruptIndexError
+from storage.segments.batch_scan import scan
+from storage.segments.segment_indexes import SegmentIndexes
+
+# The batch that a time entry names is searched for within these bytes behind its index entry.
+NAMED_BATCH_BYTES_MAX: Final = 1 << 20
+
+
+class SanityCheck:
+    """One comparison of the indexes of a closed segment with its log file.
+
+    Iterate over `tail` to its end, then call `check_entries`.
+    """
+
+    def __init__(self, log: File, log_bytes: int, indexes: SegmentIndexes) -> None:
+        """Read the last entry of each index. Raises CorruptIndexError, OSError."""
+        self._log = log
+        self._log_bytes = log_bytes
+        self._indexes = indexes
+        offset_entry, time_entry = indexes.last_entries(log_bytes)
+        self._last_relative, self._last_position = offset_entry
+        self.timestamp_ms, timestamp_relative = time_entry  # -1 without an entry
+        self.timestamp_offset = indexes.base_offset + timestamp_relative
+        self.tail_bytes = log_bytes - self._last_position  # behind the last offset entry
+        self.next_offset = indexes.base_offset  # of the log, after `tail`
+        self._largest_timestamp_ms = self.timestamp_ms
+        self._named: BatchHeader | None = None  # the header with `timestamp_offset`
+
+    def tail(self) -> Iterator[BatchHeader]:
+        """Yield the headers behind the last offset entry.
+
+        Raises CorruptIndexError if the entry is not that of a batch, CorruptBatchError if the log
+        file does not end with a whole batch.
+        """
+        position = self._last_position
+        for batch in scan(self._log, position, self._log_bytes, whole=False):
+            header = batch.header
+            if batch.position == position and position:
+                self._indexes.check_entry(header, self._last_relative)
+            if header.base_offset < self.next_offset:
+                raise CorruptBatchError("offsets go back", batch.position, self._log.path)
+            self.next_offset = header.next_offset
+            self._largest_timestamp_ms = max(self._largest_timestamp_ms, header.max_timestamp)
+            if header.base_offset <= self.timestamp_offset < self.next_offset:
+                self._named = header
+            yield header
+
+    def check_entries(self) -> None:
+        """Compare the last entries with the batches. Raises CorruptIndexError, OSError."""
+        last_indexed = self._indexes.base_offset + self._last_relative
+        if self.timestamp_ms >= 0:
+            last_indexed = max(last_indexed, self.timestamp_offset)
+        if last_indexed >= self.next_offset:
+            reason = f"an entry is behind the last offset, {self.next_offset - 1}"
+            raise CorruptIndexError(self._indexes.index_path, reason)
+        if self._largest_timestamp_ms != self.timestamp_ms:
+            raise CorruptIndexError(self._indexes.time_path, "the last entry is missing")
+        if self.timestamp_ms >= 0:
+            self._check_time_entry()
+
+    def _check_time_entry(self) -> None:
+        """Compare the timestamp with that of its batch: retention deletes by this timestamp."""
+        header = self._named or self._header_at(self.timestamp_offset)
+        if header is not None and header.max_timestamp != self.timestamp_ms:
+            batch = f"the batch of offset {self.timestamp_offset}"
+            reason = f"{batch} does not have timestamp {self.timestamp_ms}"
+            raise CorruptIndexError(self._indexes.time_path, reason)
+
+    def _header_at(self, offset: int) -> BatchHeader | None:
+        """Return the header of the batch at or behind an offset; None if it is not near its entry.
+
+        Raises CorruptIndexError.
+        """
+        position = self._indexes.find_position(offset - self._indexes.base_offset)
+        end = min(self._log_bytes, position + NAMED_BATCH_BYTES_MAX)
+        try:
+            for batch in scan(self._log, position, end, whole=False):
+                if batch.header.next_offset > offset:
+                    return batch.header
+        except CorruptBatchError:
+            pass  # damage; a read finds it
+        return None
