@@ -775,14 +775,21 @@ class Segment:
     def locate_intact(self, offset: int) -> int:
         """Like `locate`, but verify the batch: its header alone may claim to have the offset.
 
-        A batch that is damaged becomes a damaged range, and the search goes on behind it.
+        A batch that is damaged becomes a damaged range, and the search goes on behind it. Nothing
+        is read for an offset that is not above the base offset: all batches are behind it.
         """
-        while True:  # each round adds a damaged range
+        if offset <= self.base_offset:
+            return 0
+        damaged = -1
+        while True:
             position = self.locate(offset)
             end = self.size_bytes
             if position == end or intact_batch(self.file, position, end) is not None:
                 return position
-            self.note_damage(position, "CRC does not match")
+            reason = "CRC does not match"
+            if position <= damaged:
+                raise DamagedSegmentError(self.path, position, reason)
+            damaged = self.note_damage(position, reason).position
 
     def locate_end(self, end_offset: int, *, in_place: bool = True) -> int:
         """Return the end of the batches below `end_offset`, or of those in front of damage."""

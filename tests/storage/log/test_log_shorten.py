@@ -372,6 +372,17 @@ def test_a_truncation_that_is_cut_short_leaves_no_gap(step: int) -> None:
         assert len(offsets) >= 7, env
 
 
+def test_a_log_is_truncated_to_the_start_of_a_segment_whose_first_batch_is_damaged(
+    env: MemoryEnv,
+) -> None:
+    log = five_segments(env)
+    overwrite(env, file_name(5, LOG), b"!", 80)
+    assert log.truncate_to(5, now_ms=NOW_MS)
+    assert log.log_end_offset == 5
+    assert offsets_in(log) == list(range(5))
+    assert append(log, b"x").first_offset == 5
+
+
 def test_where_damage_hides_the_place_nothing_is_cut(env: MemoryEnv) -> None:
     log = five_segments(env)
     size_bytes = segments_of(log)[1][1]
