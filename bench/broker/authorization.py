@@ -19,6 +19,7 @@ from typing import cast
 
 from bench.report import markdown_table, median_ratio
 from broker.app import Broker
+from broker.event_loop.loop_turns import ROUND_SECONDS, TurnQueue
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.acl_changes import AclChanges
 from broker.network.connection import Connection
@@ -68,7 +69,10 @@ def client(broker: Broker) -> Callable[[memoryview], object]:
         mute=lambda _seconds: None,
         principal=Principal("bench"),
     )
-    connection = cast(Connection, SimpleNamespace(context=context, gate=None))
+    turns = TurnQueue(ROUND_SECONDS)
+    connection = cast(
+        Connection, SimpleNamespace(context=context, gate=None, find_task_turns=lambda: turns)
+    )
     dispatcher = make_dispatcher(broker._services)
     return lambda frame: dispatcher.handle(connection, frame)
 

@@ -4,12 +4,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from time import perf_counter, perf_counter_ns
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import structlog
 
 _T = TypeVar("_T")
 _Progress = TypeVar("_Progress")
+_Turn: TypeAlias = Callable[[], None] | asyncio.Future[None]
 
 # A fifth of the time that a task may block the loop, because the last step of a turn may be long.
 TURN_SECONDS: Final = 0.002
@@ -17,8 +18,8 @@ TURN_SECONDS: Final = 0.002
 # Strangers have the time of one turn in addition.
 ROUND_SECONDS: Final = 5 * TURN_SECONDS
 STRANGERS_ROUND_SECONDS: Final = TURN_SECONDS
+SHORT_TURN_SECONDS: Final = TURN_SECONDS / 20  # of a task that waits for its turn, as a guess
 FREED_AT_ONCE: Final = 500  # items of a container: 0.1 ms
-
 
 logger = structlog.get_logger("broker.loop")
 
@@ -87,15 +88,33 @@ async def run_in_turns(
 class MeasuredTurns(Awaitable[_T]):
     """Awaits `work` and reports how long each of its turns blocked the loop."""
 
-    def __init__(self, work: Awaitable[_T], note_ns: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        work: Awaitable[_T],
+        note_ns: Callable[[int], None],
+        find_queue: "Callable[[], TurnQueue] | None" = None,
+    ) -> None:
+        """With `find_queue`, the time of each turn counts in the queue that it returns.
+
+        The first turn, and one after a turn that the work ended itself (Turns), waits there while
+        the queue is busy. One after another wait does not: the work may have
+        something for which others wait.
+        """
         self._work = work
         self._note_ns = note_ns
+        self._find_queue = find_queue
 
     def __await__(self) -> Generator[object, None, _T]:
         """Run the work from wait to wait."""
         steps = self._work.__await__()
+        find_queue = self._find_queue
         error: BaseException | None = None
+        waits_for: object = None
         while True:
+            if find_queue is not None and waits_for is None and error is None:
+                queue = find_queue()
+                if queue.is_busy:
+                    error = yield from _wait(steps, queue.wait().__await__())
             began = perf_counter_ns()
             try:
                 waits_for = next(steps) if error is None else steps.throw(error)
@@ -103,7 +122,10 @@ class MeasuredTurns(Awaitable[_T]):
                 result: _T = stop.value
                 return result
             finally:
-                self._note_ns(perf_counter_ns() - began)
+                elapsed_ns = perf_counter_ns() - began
+                self._note_ns(elapsed_ns)
+                if find_queue is not None:
+                    find_queue().charge(elapsed_ns / 1e9)
             error = yield from _wait(steps, (waits_for,))
 
 
@@ -188,13 +210,19 @@ class FreedLater:
 class TurnQueue:
     """Runs turns in order, and each at most once in a round of the loop.
 
-    No turn begins when those of the round have taken `seconds`.
+    No turn begins when those of the round have taken `seconds`. A queue has calls, or tasks that
+    wait for a turn. A task runs in the round after the one that wakes it, and how long it will take
+    is not known. So several are woken, and one that finds the time used up keeps its place; the
+    first one always runs.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds_max = seconds
         self._seconds = 0.0
-        self._turns = deque[Callable[[], None]]()
+        self._turns = deque[_Turn]()
+        self._postponed = deque[_Turn]()  # they come before all others
+        self._tasks_max = max(1, round(seconds / SHORT_TURN_SECONDS))
+        self._first_task_may_run = False
         self._is_scheduled = False
 
     @property
@@ -202,10 +230,28 @@ class TurnQueue:
         """Return whether the time of this round is used up."""
         return self._seconds >= self._seconds_max
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a task has to wait: the time is used up, or others wait."""
+        return self._seconds >= self._seconds_max or bool(self._turns or self._postponed)
+
     def add(self, turn: Callable[[], None]) -> None:
         """Queue a turn. It charges its time, and may add itself for the next round."""
         self._turns.append(turn)
         self._schedule()
+
+    async def wait(self) -> None:
+        """Wait for a turn of the present task, which charges its time."""
+        places = self._turns
+        while True:
+            turn = asyncio.get_running_loop().create_future()
+            places.append(turn)
+            self._schedule()
+            await turn
+            if self._first_task_may_run or not self.is_over:
+                self._first_task_may_run = False
+                return
+            places = self._postponed
 
     def charge(self, seconds: float) -> None:
         """Count the time of a turn, from the queue or not.
@@ -225,23 +271,38 @@ class TurnQueue:
     def _run(self) -> None:
         self._is_scheduled = False
         self._seconds = 0.0
+        self._turns.extendleft(reversed(self._postponed))
+        self._postponed.clear()
+        tasks = 0
         try:
             for _ in range(len(self._turns)):
-                if self.is_over:
+                if self.is_over or tasks == self._tasks_max:
                     break
-                self._turns.popleft()()
+                turn = self._turns.popleft()
+                if not isinstance(turn, asyncio.Future):
+                    turn()
+                elif not turn.done():  # cancelled
+                    turn.set_result(None)
+                    tasks += 1
         finally:
+            self._first_task_may_run = tasks > 0
             if self._turns:
                 self._schedule()
 
 
 class ConnectionTurns:
-    """The turns of all connections, of Kafka clients and of HTTP."""
+    """The turns of all connections, of Kafka clients and of HTTP, in which they handle bytes.
+
+    Requests that wait for something go on in tasks, whose turns have as much time in addition. So
+    a client with one request does not queue behind connections with many.
+    """
 
     def __init__(self) -> None:
         self.clients = TurnQueue(ROUND_SECONDS)
+        self.client_tasks = TurnQueue(ROUND_SECONDS)
         # Connections without a complete request, or without credentials if those are needed.
         self.strangers = TurnQueue(STRANGERS_ROUND_SECONDS)
+        self.stranger_tasks = TurnQueue(STRANGERS_ROUND_SECONDS)
 
 
 def _wait(

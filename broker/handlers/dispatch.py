@@ -135,7 +135,9 @@ class Dispatcher:
                     key, version = ApiKey.SASL_AUTHENTICATE, 0
                 elif not is_supported(key, version, self._keys):
                     version = UNSUPPORTED
-                return self._timed(key, version, -1, started, admission, context=None)
+                return self._timed(
+                    key, version, -1, started, admission, connection=connection, context=None
+                )
         fast = self._fast.get(key)
         if fast is not None:
             if not is_supported(key, version, self._keys):
@@ -152,7 +154,15 @@ class Dispatcher:
                 answer = SharedTurns(answer, lock, if_yielded=True)
             correlation_id = int.from_bytes(frame[4:8])
             measured = context if quotas.enforced else None
-            return self._timed(key, version, correlation_id, started, answer, context=measured)
+            return self._timed(
+                key,
+                version,
+                correlation_id,
+                started,
+                answer,
+                connection=connection,
+                context=measured,
+            )
         stats, elapsed_ns = self._stats[key], time.perf_counter_ns() - started
         stats.count(version, elapsed_ns)
         if quotas.enforced:
@@ -279,19 +289,20 @@ class Dispatcher:
         started: int,
         answer: Awaitable[Response],
         *,
+        connection: Connection,
         context: RequestContext | None,
     ) -> Awaitable[Response]:
         """Count a request that waits, and the time of each of its turns.
 
         The first turn ends here. The next one begins in another round of the loop, after turns of
-        other requests.
+        other requests. The time of all turns counts for the connection.
         """
         stats = self._stats[key]
         note_turn = stats.note_turn
         if context is not None:
             note_turn = partial(self._note_and_charge, stats, context)
         note_turn(time.perf_counter_ns() - started)
-        turns = MeasuredTurns(answer, note_turn)
+        turns = MeasuredTurns(answer, note_turn, connection.find_task_turns)
         return self._count_when_answered(key, version, correlation_id, started, turns)
 
     async def _count_when_answered(

@@ -59,7 +59,7 @@ class HttpConnections:
         candidates = [item for item in connections if item not in self._closing]
         if len(candidates) < limit:
             return True
-        senders = {item: self._sender(item) for item in candidates}
+        senders = {item: self.sender(item) for item in candidates}
         share = self._largest_share(candidates, senders, limit)
         victim = next(
             (item for item in share if item not in self._requests), share[0] if share else None
@@ -75,8 +75,8 @@ class HttpConnections:
             victim.transport.abort()
         return True
 
-    def _sender(self, connection: RequestHandler) -> Sender | None:
-        """Return the sender of the present or the last authorized request."""
+    def sender(self, connection: RequestHandler) -> Sender | None:
+        """Return the sender of the present or the last authorized request; None of a stranger."""
         request = self._requests.get(connection)
         present = None if request is None else request.get(_AUTHORIZED)
         return present or self._authorized.get(connection)

@@ -4,18 +4,20 @@ Rules
 - A route is the pattern of a path, such as `/api/v1/topics/{topic}`, so there are as many as the
   server has. Requests without a route share one.
 - A request is charged for its turns of the event loop, not for the time between them: a stream of
-  events that waits costs nothing.
+  events that waits costs nothing. The turns count in the time of all connections in a round.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from broker.counters import HttpRouteStats
-from broker.event_loop.loop_turns import MeasuredTurns
+from broker.event_loop.loop_turns import MeasuredTurns, TurnQueue
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,21 +58,30 @@ class HttpObserver:
         self._stats = stats
         self._tracer = tracer
 
-    @web.middleware
-    async def observe(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Handle a request."""
+    def observe(self, find_turns: Callable[[web.Request], TurnQueue]) -> Middleware:
+        """Return the middleware; `find_turns` returns the queue of turns of a request."""
+
+        @web.middleware
+        async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._handle(request, handler, partial(find_turns, request))
+
+        return handle
+
+    async def _handle(
+        self, request: web.Request, handler: Handler, find_turns: Callable[[], TurnQueue]
+    ) -> web.StreamResponse:
         method, route = _method_and_route(request)
         stats = self._stats[method, route]
         if self._tracer is None or not self._tracer.is_sampled():
             try:
-                return await MeasuredTurns(handler(request), stats.note_turn)
+                return await MeasuredTurns(handler(request), stats.note_turn, find_turns)
             finally:
                 stats.requests += 1
         began_ns = time.time_ns()
         status: int | None = None
         failure: BaseException | None = None
         try:
-            response = await MeasuredTurns(handler(request), stats.note_turn)
+            response = await MeasuredTurns(handler(request), stats.note_turn, find_turns)
             status = response.status
         except web.HTTPException as answer:
             status = answer.status

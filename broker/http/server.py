@@ -24,7 +24,7 @@ from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from broker.event_loop.loop_turns import ConnectionTurns
+from broker.event_loop.loop_turns import ConnectionTurns, TurnQueue
 from broker.http.access import (
     HEALTH_PATH,
     OPEN_PATHS,
@@ -135,7 +135,7 @@ class HttpServer:
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
             middlewares=[
-                observer.observe,
+                observer.observe(self._find_turns),
                 self._translate_errors,
                 self._check,
                 *routes.middlewares,
@@ -260,6 +260,10 @@ class HttpServer:
             finally:
                 await audit(request, response)
         return response
+
+    def _find_turns(self, request: web.Request) -> TurnQueue:
+        is_stranger = self._connections.sender(request.protocol) is None
+        return self._turns.stranger_tasks if is_stranger else self._turns.client_tasks
 
     async def _check_and_handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_transfer = self._is_transfer(request)

@@ -11,7 +11,8 @@ A connection that has more requests after its turn queues for another turn. A ro
 time for a few turns. When this time is used up, a connection that receives requests may handle one
 of them at once, and queues for the others. So clients that send many requests delay one that sends
 few by the time of a round, however many connections they have. Strangers queue for each request,
-and in each round they have the time of one turn.
+and in each round they have the time of one turn. A request that waits goes on in a task, whose
+turns have as much time in a round as those of connections, and queue likewise (MeasuredTurns).
 """
 
 import asyncio
@@ -318,6 +319,13 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing = True
         if not self.busy or (self._waiting is not None and self._only_waits):
             self.close(STOPPING)
+
+    # Called by the handler of requests -------------------------------------------
+
+    def find_task_turns(self) -> TurnQueue:
+        """Return the queue for the turns of a request that waits."""
+        turns = self._owner.turns
+        return turns.stranger_tasks if self.is_stranger else turns.client_tasks
 
     # Called by the gate ----------------------------------------------------------
 

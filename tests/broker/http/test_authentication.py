@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.event_loop.loop_turns import STRANGERS_ROUND_SECONDS
 from broker.http.access import Guard
 from broker.http.authentication import HttpAuthentication, Sender
 from broker.security.authorizer import Authorizer, Operation, ResourceType
@@ -289,3 +292,46 @@ async def test_a_client_that_stays_connected_does_not_queue_behind_wrong_passwor
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await status("operator")
+
+
+async def test_requests_of_strangers_have_the_time_of_one_turn_in_a_round_of_the_loop(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns, turn, by_turn = 0, 0, Counter[int]()
+    authenticate = HttpAuthentication.authenticate
+
+    async def authenticate_slowly(*args: Any) -> Any:
+        nonlocal now_ns
+        now_ns += 1_000_000
+        by_turn[turn] += 1
+        return await authenticate(*args)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    address = broker.http.address
+    request = b"GET /api/v1/cleaner HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % address.port
+    peers = [await asyncio.open_connection(address.host, address.port) for _ in range(30)]
+
+    async def ask_all() -> None:
+        for _, writer in peers:
+            writer.write(request)
+        for reader, _ in peers:
+            async with asyncio.timeout(20):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 401 ")
+                await reader.readuntil(b"}")
+
+    await ask_all()
+    monkeypatch.setattr(HttpAuthentication, "authenticate", authenticate_slowly)
+    monkeypatch.setattr("broker.event_loop.loop_turns.perf_counter_ns", lambda: now_ns)
+    ticker = asyncio.create_task(count_turns())
+    await ask_all()
+    ticker.cancel()
+    assert by_turn.total() == 30
+    assert max(by_turn.values()) <= STRANGERS_ROUND_SECONDS * 1000
+    for _, writer in peers:
+        writer.close()

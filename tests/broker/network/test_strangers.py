@@ -438,3 +438,36 @@ async def test_clients_with_many_requests_delay_one_with_few_by_the_time_of_a_ro
         assert max(slow_rounds) <= ROUND_SECONDS * 1000 + 3  # the last turn, and the client
         for streams in busy:
             await read_answers(streams, 50)
+
+
+async def test_requests_that_wait_have_the_time_of_a_round_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand connections that sent one such request each held the loop for a second."""
+    async with running() as broker:
+        dispatcher, now_ns, turn, by_turn = broker._dispatcher, 0, 0, Counter[int]()
+
+        async def handle_slowly(*_: object) -> m.ListPartitionReassignmentsResponse:
+            nonlocal now_ns
+            now_ns += 1_000_000
+            by_turn[turn] += 1
+            return m.ListPartitionReassignmentsResponse(topics=[])
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        connections = [await connect(broker) for _ in range(30)]
+        key = ApiKey.LIST_PARTITION_REASSIGNMENTS
+        monkeypatch.setitem(dispatcher._handlers, key, handle_slowly)
+        monkeypatch.setattr("broker.event_loop.loop_turns.perf_counter_ns", lambda: now_ns)
+        ticker = asyncio.create_task(count_turns())
+        for _, writer in connections:
+            writer.write(REQUEST)
+        for streams in connections:
+            await read_answers(streams, 1)
+        ticker.cancel()
+        assert by_turn.total() == 30
+        assert max(by_turn.values()) <= ROUND_SECONDS * 1000

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from broker.app import Broker
+from broker.event_loop.loop_turns import ROUND_SECONDS, TurnQueue
 from broker.handlers.routes import make_dispatcher
 from broker.network.connection import Connection
 from broker.network.request_context import RequestContext
@@ -32,7 +33,9 @@ def make_context(
 
 def fake_connection(context: RequestContext | None = None) -> Connection:
     """What the dispatcher asks of a connection; without a context it makes one."""
+    turns = TurnQueue(ROUND_SECONDS)
     peer = SimpleNamespace(
+        find_task_turns=lambda: turns,
         peer_host="h",
         local_host="h",
         local_port=1,
