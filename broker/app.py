@@ -53,6 +53,7 @@ from broker.network.fetch_sessions import FetchSessions
 from broker.network.listener import ConnectionLimits, Listener, warn_low_file_limit
 from broker.network.request_context import Services
 from broker.quotas.client_quotas import ClientQuotas
+from broker.security import audit
 from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
@@ -551,6 +552,7 @@ class Broker:
         self.directory_threads.close()
         if self._tracing is not None:  # the logs do not wait for a collector
             await self._stop_part("tracing", self._tracing.stop)
+        audit.write_repeated()
         if self._watchdog is not None:
             self._watchdog.cancel()
 

@@ -8,6 +8,7 @@ Lines that a client can cause at will go through a `RateLimitedLogger`, so that 
 the disk with them.
 """
 
+import asyncio
 import errno
 import json
 import logging
@@ -15,7 +16,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, Literal, TextIO
@@ -41,7 +42,9 @@ AUDIT: Final = "audit"  # the logger of the audit log
 RECENT_EVENTS_MAX: Final = 2000
 RECENT_CHARACTERS_MAX: Final = 4 << 20
 TEXT_FIELDS_MAX: Final = 10  # of an info line for people: three lines of a terminal
-_COMMON_FIELDS: Final = frozenset({"event", "level", "logger", "timestamp", "suppressed"})
+_COMMON_FIELDS: Final = frozenset(
+    {"event", "level", "logger", "timestamp", "suppressed", "repeated"}
+)
 # Libraries whose debug lines would drown ours.
 _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
 
@@ -58,6 +61,9 @@ LINES_PER_SECOND: Final = 1.0
 EVENT_LINES_PER_BURST: Final = 1000
 EVENT_LINES_PER_SECOND: Final = 10.0
 SUBJECTS_MAX: Final = 1000  # in memory, 200 bytes each; the least recently used is dropped
+# A line that equals one of this time is counted instead (`info_unless_repeated`).
+REPEAT_SECONDS: Final = 60.0
+REPEATED_MAX: Final = 1000  # lines in memory, 1 KB each; the oldest is dropped
 
 
 @dataclass(slots=True)
@@ -266,12 +272,27 @@ class _Allowance:
         self.updated = now
 
 
+@dataclass(slots=True)
+class _Repeated:
+    """A line, and how many equal ones followed it."""
+
+    event: str
+    subject: str
+    fields: dict[str, Hashable]
+    until: float  # seconds of the clock: the next one is written
+    count: int = 0
+
+
 class RateLimitedLogger:
     """Limits the rate of lines of each event and subject; counts the suppressed lines.
 
     A subject is the cause of the lines, such as the address of a client: a subject with many lines
     does not hide the lines of another. The first line after a gap has the number of suppressed
     lines as the field `suppressed`.
+
+    Lines that are equal can be counted instead, so that they do not use up the rate of their
+    subject: the line is written again each REPEAT_SECONDS, with their number as the field
+    `repeated`.
     """
 
     suppressed_total = 0  # over all loggers of the process, for the metrics
@@ -283,12 +304,53 @@ class RateLimitedLogger:
         self._clock = clock
         self._events: dict[str, _Allowance] = {}  # bounded by the number of events in the code
         self._subjects: dict[tuple[str, str], _Allowance] = {}  # least recently used first
+        self._repeated: dict[Hashable, _Repeated] = {}  # oldest first
 
     def info(self, event: str, *, subject: str = "", **fields: object) -> None:
         """Write a line at level info, or count it."""
         allowance = self._take(event, subject)
         if allowance is not None:
             self._logger.info(event, **self._with_gap(allowance, fields))
+
+    def info_unless_repeated(self, event: str, *, subject: str = "", **fields: Hashable) -> None:
+        """Write a line at level info, or count it; call it in the event loop."""
+        key, now = (event, *fields.items()), self._clock()
+        repeated = self._repeated.get(key)
+        if repeated is not None and now < repeated.until:
+            RateLimitedLogger.suppressed_total += 1
+            if not repeated.count:
+                loop = asyncio.get_running_loop()
+                loop.call_later(repeated.until - now, self._repeat, repeated)
+            repeated.count += 1
+            return
+        allowance = self._take(event, subject)
+        if allowance is None:
+            return
+        if repeated is not None:
+            self._write_repeated(self._repeated.pop(key))
+        self._repeated[key] = _Repeated(event, subject, fields, now + REPEAT_SECONDS)
+        if len(self._repeated) > REPEATED_MAX:
+            self._write_repeated(self._repeated.pop(next(iter(self._repeated))))
+        self._logger.info(event, **self._with_gap(allowance, dict(fields)))
+
+    def write_repeated(self) -> None:
+        """Write the numbers of equal lines that were not written yet."""
+        for repeated in self._repeated.values():
+            self._write_repeated(repeated)
+
+    def _repeat(self, repeated: _Repeated) -> None:
+        """Write the number of equal lines, or try again later."""
+        if repeated.count:
+            repeated.until = self._clock() + REPEAT_SECONDS
+            if self._take(repeated.event, repeated.subject) is None:
+                asyncio.get_running_loop().call_later(REPEAT_SECONDS, self._repeat, repeated)
+            else:
+                self._write_repeated(repeated)
+
+    def _write_repeated(self, repeated: _Repeated) -> None:
+        if repeated.count:
+            self._logger.info(repeated.event, **repeated.fields, repeated=repeated.count)
+            repeated.count = 0
 
     def error(self, event: str, *, subject: str = "", **fields: object) -> None:
         """Write a line at level error, or count it."""

@@ -2,7 +2,8 @@
 
 An event says who (principal), from where (host), what, and the result. Events contain names, never
 passwords, and no value of a setting whose name says that it is a secret. A client can cause denials
-and failures at will, so each principal has a limited rate of these lines.
+and failures at will, so each principal has a limited rate of these lines. Equal denials are counted
+(RateLimitedLogger), so a principal cannot hide one denial behind many others that are equal.
 """
 
 import re
@@ -26,9 +27,9 @@ def log_denied(
     principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
 ) -> None:
     """Write that a client was denied an operation."""
-    _limited.info(
+    _limited.info_unless_repeated(
         "operation denied",
-        subject=str(principal),
+        subject=_subject_of(principal, host),
         principal=str(principal),
         host=host,
         operation=operation.name,
@@ -41,15 +42,24 @@ def log_request_denied(
     principal: Principal, host: str, action: str, target: str, reason: str
 ) -> None:
     """Write that an HTTP request was denied, because of its sender, its form or a permission."""
-    _limited.info(
+    _limited.info_unless_repeated(
         "request denied",
-        subject=host if principal == ANONYMOUS else str(principal),
+        subject=_subject_of(principal, host),
         principal=str(principal),
         host=host,
         action=action,
         resource=target,
         reason=reason,
     )
+
+
+def _subject_of(principal: Principal, host: str) -> str:
+    return host if principal == ANONYMOUS else str(principal)
+
+
+def write_repeated() -> None:
+    """Write the numbers of equal denials that were not written yet, before the broker ends."""
+    _limited.write_repeated()
 
 
 def log_change(

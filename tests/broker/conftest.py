@@ -25,6 +25,7 @@ def full_allowances() -> None:
     for limited in limited_loggers():
         limited._events.clear()
         limited._subjects.clear()
+        limited._repeated.clear()
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
+import asyncio
 import io
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from broker.logging import (
     LINES_PER_BURST,
     RECENT_CHARACTERS_MAX,
     RECENT_EVENTS_MAX,
+    REPEAT_SECONDS,
+    REPEATED_MAX,
     SUBJECTS_MAX,
     TEXT_FIELDS_MAX,
     Format,
@@ -162,6 +166,71 @@ def test_a_flood_of_one_event_is_written_as_a_burst_then_one_line_a_second() -> 
         limited.info("connection closed", peer="p")
     reported = lines(stream)[LINES_PER_BURST + 1 :]
     assert [line.get("suppressed") for line in reported] == [499] + [None] * (LINES_PER_BURST - 1)
+
+
+async def test_a_line_that_repeats_is_written_at_once_and_then_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, clock = io.StringIO(), ManualClock(1000.0)
+    timers = list[tuple[float, Callable[[], None]]]()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        loop,
+        "call_later",
+        lambda seconds, call, *args: timers.append((seconds, partial(call, *args))),
+    )
+    configure("info", "json", stream)
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), clock)
+    for _ in range(LINES_PER_BURST + 900):
+        limited.info_unless_repeated("operation denied", subject="eve", resource="a")
+    limited.info_unless_repeated("operation denied", subject="eve", resource="b")
+    assert [(line["resource"], line.get("repeated")) for line in lines(stream)] == [
+        ("a", None),
+        ("b", None),
+    ]
+    ((seconds, write),) = timers
+    assert seconds == REPEAT_SECONDS
+    clock.now += seconds
+    write()
+    assert (lines(stream)[-1]["resource"], lines(stream)[-1]["repeated"]) == (
+        "a",
+        LINES_PER_BURST + 899,
+    )
+    limited.info_unless_repeated("operation denied", subject="eve", resource="a")
+    assert len(lines(stream)) == 3
+    limited.write_repeated()
+    limited.write_repeated()
+    assert [line.get("repeated") for line in lines(stream)[3:]] == [1]
+    clock.now += REPEAT_SECONDS
+    limited.info_unless_repeated("operation denied", subject="eve", resource="a")
+    assert [line.get("repeated") for line in lines(stream)[4:]] == [None]
+
+
+async def test_lines_that_repeat_are_bounded_in_memory_and_in_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, clock = io.StringIO(), ManualClock(1000.0)
+    timers = list[Callable[[], None]]()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        loop, "call_later", lambda _seconds, call, *args: timers.append(partial(call, *args))
+    )
+    configure("info", "json", stream)
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), clock)
+    for _ in range(2):
+        for number in range(REPEATED_MAX):
+            subject = str(number // LINES_PER_BURST)
+            limited.info_unless_repeated("operation denied", subject=subject, number=number)
+    assert len(lines(stream)) == len(limited._repeated) == REPEATED_MAX
+    clock.now += REPEAT_SECONDS
+    for write in timers[:REPEATED_MAX]:
+        write()
+    assert len(lines(stream)) == REPEATED_MAX + int(REPEAT_SECONDS * EVENT_LINES_PER_SECOND)
+    limited.write_repeated()
+    assert sum(line.get("repeated", 0) for line in lines(stream)) == REPEATED_MAX
+    clock.now += 3600.0
+    limited.info_unless_repeated("operation denied", subject="other")
+    assert len(limited._repeated) == REPEATED_MAX
 
 
 def test_a_flood_of_one_event_hides_no_other_event() -> None:

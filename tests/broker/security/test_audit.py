@@ -83,6 +83,20 @@ async def test_denials_of_one_principal_do_not_hide_those_of_others() -> None:
     assert principals.count("User:quiet") == 1
 
 
+async def test_a_flood_of_equal_denials_does_not_hide_another_one_of_the_same_principal() -> None:
+    with capture_logs() as lines:
+        async with broker_in_memory(MemoryEnv(seed=16), authorization=AUTHORIZATION) as broker:
+            eve = PrincipalClient(broker, "eve")
+            for _ in range(LINES_PER_BURST + 50):
+                await create_topics(eve, "flood")
+            await create_topics(eve, "orders")
+    denied = [
+        (line["resource"], line.get("repeated")) for line in events(lines, "operation denied")
+    ]
+    assert denied[:2] == [("flood", None), ("orders", None)]
+    assert sum(count or 0 for name, count in denied if name == "flood") == LINES_PER_BURST + 49
+
+
 async def test_values_of_secrets_are_masked() -> None:
     async with broker_in_memory(MemoryEnv(seed=4)) as broker:
         await broker.metadata_service.create("orders", 1, {})
