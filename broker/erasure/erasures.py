@@ -16,6 +16,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -30,7 +31,6 @@ from broker.erasure.model import (
 )
 from broker.erasure.partition_eraser import LOOK_SECONDS, PartitionEraser, PartitionProgress
 from broker.erasure.store import ErasureStore
-from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
 from broker.security.audit import log_change
 from broker.security.principal import Principal
@@ -46,6 +46,7 @@ from storage.model import TopicPartition
 OPEN_MAX: Final = 1000  # erasures
 OPEN_PARTS_MAX: Final = 10_000  # each receipt writes the file, with 200 bytes for each part
 KEY_BYTES_MAX: Final = 16 << 10
+OPEN_KEYS_BYTES_MAX: Final = 1 << 20  # of all open erasures; the file has twice as much
 IDLE_SECONDS: Final = 60.0
 PAUSE_SECONDS_MIN: Final = 0.01  # a clock may be a fraction of a nanosecond short of `next_at`
 FORECAST_SECONDS: Final = 5.0
@@ -98,7 +99,6 @@ class Erasures:
         self._forecasts: dict[PartKey, Forecast] = {}
         # Principals whose parts were searched, the last one at the end.
         self._served: dict[str, None] = {}
-        self._requests = FairSlots(1)
         self._wake = asyncio.Event()
         self._has_progress = asyncio.Event()  # since the last forecast
         self._tasks: list[asyncio.Task[None]] = []
@@ -141,43 +141,24 @@ class Erasures:
 
         With `has_share`, the principal may have no more open erasures than are left for others.
         """
-        # One after the other, so that each counts those before it.
-        async with self._requests.slot(requested_by):
-            numbers = sorted(set(partitions))
-            self._check_room(key, numbers, str(requested_by) if has_share else None)
-            now_ms = self._env.wall_ms()
-            erasure = Erasure(
-                erasure_id=self._env.random_bytes(8).hex(),
-                topic=topic.name,
-                topic_id=topic.topic_id,
-                digest=self.digest_of(key),
-                key=key,
-                requested_by=str(requested_by),
-                requested_ms=now_ms,
-                deadline_ms=now_ms + within_ms,
-                parts=tuple(map(PartitionErasure, numbers)),
-            )
-            await self._store.add(erasure)
+        if len(key) > KEY_BYTES_MAX:
+            raise ErasureRefusedError(f"the key has more than {KEY_BYTES_MAX:,} bytes")
+        now_ms = self._env.wall_ms()
+        erasure = Erasure(
+            erasure_id=self._env.random_bytes(8).hex(),
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            digest=self.digest_of(key),
+            key=key,
+            requested_by=str(requested_by),
+            requested_ms=now_ms,
+            deadline_ms=now_ms + within_ms,
+            parts=tuple(map(PartitionErasure, sorted(set(partitions)))),
+        )
+        await self._store.add(erasure, partial(_check_room, erasure, has_share=has_share))
         logger.info("erasure requested", **_fields(erasure), deadline_ms=erasure.deadline_ms)
         self._wake.set()
         return erasure
-
-    def _check_room(self, key: bytes, partitions: list[int], owner: str | None) -> None:
-        """Raise ErasureRefusedError if the request is too large, or too many are open."""
-        if len(key) > KEY_BYTES_MAX:
-            raise ErasureRefusedError(f"the key has more than {KEY_BYTES_MAX:,} bytes")
-        still_open = [erasure for erasure in self._store.all() if erasure.is_open]
-        owned = [erasure for erasure in still_open if erasure.requested_by == owner]
-        parts, owned_parts = _count_parts(still_open), _count_parts(owned)
-        if (
-            len(still_open) + len(owned) >= OPEN_MAX
-            or parts + owned_parts + len(partitions) > OPEN_PARTS_MAX
-        ):
-            yours = f", {len(owned):,} of them requested by {owner}" if owned else ""
-            raise ErasureRefusedError(
-                f"{len(still_open):,} erasures of {parts:,} partitions are open{yours}: wait until "
-                "some are complete, or use `varve pipeline erase` for many keys"
-            )
 
     async def cancel(self, erasure_id: str, reason: str) -> Erasure:
         """Cancel an open erasure; its tombstone stays. Raises KeyError, OSError."""
@@ -439,8 +420,30 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
+def _check_room(new: Erasure, erasures: Iterable[Erasure], *, has_share: bool) -> None:
+    """Raise ErasureRefusedError if too many erasures are open for a new one."""
+    still_open = [erasure for erasure in erasures if erasure.is_open]
+    owner = new.requested_by if has_share else None
+    owned = [erasure for erasure in still_open if erasure.requested_by == owner]
+    if (
+        len(still_open) + len(owned) >= OPEN_MAX
+        or _count_parts((*still_open, *owned, new)) > OPEN_PARTS_MAX
+        or _key_bytes((*still_open, *owned, new)) > OPEN_KEYS_BYTES_MAX
+    ):
+        yours = f", {len(owned):,} of them requested by {owner}" if owned else ""
+        raise ErasureRefusedError(
+            f"{len(still_open):,} erasures of {_count_parts(still_open):,} partitions are open, "
+            f"with {_key_bytes(still_open):,} bytes of keys{yours}: wait until some are complete, "
+            "or use `varve pipeline erase` for many keys"
+        )
+
+
 def _count_parts(erasures: Iterable[Erasure]) -> int:
     return sum(len(erasure.parts) for erasure in erasures)
+
+
+def _key_bytes(erasures: Iterable[Erasure]) -> int:
+    return sum(len(erasure.key or b"") for erasure in erasures)
 
 
 def _fields(erasure: Erasure) -> dict[str, object]:

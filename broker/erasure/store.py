@@ -2,7 +2,11 @@
 
 Rules
 - The file is sealed and replaced as a whole, and only the user of the broker can read it: it has
-  the keys of open erasures. `add` and `change` return when the file is durable.
+  the keys of open erasures. `add` and `change` return when the file is durable. A file that only
+  grows would keep the keys of erasures that have ended.
+- Changes that come during a write wait for its end, and the next write has all of them. So the work
+  does not grow with the number of requests at a time. A change is applied to the state before its
+  write, so one that fails leaves nothing behind. A write encodes only what has changed.
 - The copy with the highest revision counts. Copies that lag behind, because their directory was
   offline or its disk did not answer, are replaced at the start: they may have keys of erasures
   that have ended.
@@ -16,17 +20,17 @@ Rules
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Final, TypeAlias
 
 import structlog
 
 from broker.erasure.model import Erasure
 from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
-from broker.event_loop.loop_turns import run_to_end
+from broker.event_loop.loop_turns import Turns, run_to_end
 from storage.env import Env, write_file_atomically
 from storage.errors import NewerFormatError, StorageError
 from storage.format.sealed_json import seal_body, to_json, unseal
@@ -37,9 +41,19 @@ VERSION: Final = 1
 ENDED_MAX: Final = 1000  # erasures
 ENDED_PARTS_MAX: Final = 20_000  # 200 bytes each in the file
 
-_T = TypeVar("_T")
-
 logger = structlog.get_logger("broker.erasure")
+
+
+# Gets all erasures by id, and returns the one that is new or has changed.
+_Change: TypeAlias = Callable[[Mapping[str, Erasure]], Erasure]
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitingChange:
+    """A change that the next write has."""
+
+    change: _Change
+    stored: asyncio.Future[Erasure]
 
 
 class ErasureStore:
@@ -56,9 +70,11 @@ class ErasureStore:
         self._directories = directories
         self._threads = threads
         self._unfinished: set[str] = set()  # directories with a write that has not ended
-        self._erasures: dict[str, Erasure] = {}
+        self._erasures: dict[str, Erasure] = {}  # that are durable
+        self._encoded: dict[str, tuple[Erasure, bytes]] = {}  # by the last write
         self._revision = 0
-        self._lock = asyncio.Lock()
+        self._waiting: list[_WaitingChange] = []
+        self._writer: asyncio.Task[None] | None = None  # while changes wait or are written
         self.unknown_because: str | None = None  # set by `load`
 
     async def load(self) -> None:
@@ -93,50 +109,95 @@ class ErasureStore:
         """Return an erasure by its id."""
         return self._erasures.get(erasure_id)
 
-    async def add(self, erasure: Erasure) -> None:
-        """Add an erasure durably. Raises OSError if it could not be stored."""
-        await self._run(self._put(erasure))
+    async def add(
+        self, erasure: Erasure, check: Callable[[Collection[Erasure]], None] = lambda _: None
+    ) -> None:
+        """Add an erasure durably. Raises OSError if it could not be stored.
+
+        `check` gets all others, with those of earlier requests; raises what it raises.
+        """
+
+        def add(erasures: Mapping[str, Erasure]) -> Erasure:
+            check(erasures.values())
+            return erasure
+
+        await self._apply(add)
 
     async def change(self, erasure_id: str, change: Callable[[Erasure], Erasure]) -> Erasure:
         """Change an open erasure durably, and return it; one that has ended stays as it is.
 
         Raises OSError if the change could not be stored, and KeyError if there is none.
         """
-        return await self._run(self._change(erasure_id, change))
 
-    @staticmethod
-    async def _run(work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a change to its end, even if the caller is cancelled."""
-        return await run_to_end(asyncio.create_task(work, name="erasure-store"))
+        def change_open(erasures: Mapping[str, Erasure]) -> Erasure:
+            erasure = erasures[erasure_id]
+            return change(erasure) if erasure.is_open else erasure
 
-    async def _change(self, erasure_id: str, change: Callable[[Erasure], Erasure]) -> Erasure:
-        async with self._lock:
-            erasure = self._erasures[erasure_id]
-            if erasure.is_open:
-                erasure = change(erasure)
-                await self._replace(erasure)
-            return erasure
+        return await self._apply(change_open)
 
-    async def _put(self, erasure: Erasure) -> None:
-        async with self._lock:
-            await self._replace(erasure)
+    async def _apply(self, change: _Change) -> Erasure:
+        """Make a change durable with the next write, even if the caller is cancelled."""
+        assert self.unknown_because is None, "it would replace erasures that are unknown"
+        waiting = _WaitingChange(change, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_waiting(), name="erasure-store")
+        return await run_to_end(waiting.stored)
 
-    async def _replace(self, erasure: Erasure) -> None:
-        changed = _without_oldest({**self._erasures, erasure.erasure_id: erasure})
-        await self._write(changed)
-        self._erasures = changed
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                changes, self._waiting = self._waiting, []
+                await self._write_changes(changes)
+        finally:
+            self._writer = None
+
+    async def _write_changes(self, changes: Sequence[_WaitingChange]) -> None:
+        """Apply and write changes, in their order; tell each how it ended."""
+        turns, changed = Turns(), dict(self._erasures)
+        applied = list[tuple[asyncio.Future[Erasure], Erasure]]()
+        for each in changes:
+            try:
+                erasure = each.change(changed)
+            except Exception as error:  # noqa: BLE001 - raised where the change was requested
+                each.stored.set_exception(error)
+                continue
+            changed[erasure.erasure_id] = erasure
+            applied.append((each.stored, erasure))
+            await turns.take()
+        try:
+            if changed != self._erasures:
+                changed = _without_oldest(changed)
+                await self._write(changed)
+                self._erasures = changed
+        except Exception as error:  # noqa: BLE001 - likewise
+            for stored, _ in applied:
+                stored.set_exception(error)
+            return
+        for stored, erasure in applied:
+            stored.set_result(erasure)
 
     async def _write(self, erasures: dict[str, Erasure]) -> None:
         """Write all copies; a directory that fails is logged, unless all do. Raises OSError."""
-        assert self.unknown_because is None, "it would replace erasures that are unknown"
         self._revision += 1
-        data = await asyncio.to_thread(_encode, self._revision, tuple(erasures.values()))
+        data = await asyncio.to_thread(self._encode, self._revision, tuple(erasures.values()))
         errors = await self._write_all(data)
         for directory, error in errors.items():
             if error is not None:
                 logger.warning("erasures not saved", directory=directory, reason=str(error))
         if None not in errors.values():
             raise next(filter(None, errors.values()), OSError("no data directory answers"))
+
+    def _encode(self, revision: int, erasures: Sequence[Erasure]) -> bytes:
+        # One at a time: Python's JSON encoder holds the interpreter, and thus the event loop.
+        before, self._encoded = self._encoded, {}
+        for erasure in erasures:
+            row = before.get(erasure.erasure_id)
+            if row is None or row[0] is not erasure:
+                row = erasure, to_json(erasure.to_json())
+            self._encoded[erasure.erasure_id] = row
+        rows = b",".join(row for _, row in self._encoded.values())
+        return seal_body(MAGIC, VERSION, b'{"erasures":[%b],"revision":%d}' % (rows, revision))
 
     async def _write_all(self, data: bytes) -> dict[str, OSError | None]:
         """Return the error of each directory that answers, None if the file is durable there."""
@@ -181,12 +242,6 @@ def _without_oldest(erasures: dict[str, Erasure]) -> dict[str, Erasure]:
 
 def _ended_ms(erasure: Erasure) -> int:
     return erasure.ended_ms or 0
-
-
-def _encode(revision: int, erasures: Sequence[Erasure]) -> bytes:
-    # One at a time: Python's JSON encoder holds the interpreter, and thus the event loop.
-    rows = b",".join(to_json(erasure.to_json()) for erasure in erasures)
-    return seal_body(MAGIC, VERSION, b'{"erasures":[%b],"revision":%d}' % (rows, revision))
 
 
 def _write_file(env: Env, directory: str, data: bytes) -> OSError | None:

@@ -417,6 +417,24 @@ async def test_the_open_erasures_of_one_user_leave_room_for_those_of_others(
         assert [await request("ada", has_share=False) for _ in range(2)] == [True, False]
 
 
+async def test_the_keys_of_open_erasures_have_a_limit_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasures, "OPEN_KEYS_BYTES_MAX", 15 + 100)  # the first key
+    async with held_search(MemoryEnv(seed=6)) as (broker, _, _):
+        topic = broker.topics.existing("orders")
+
+        async def request(key: bytes) -> None:
+            await broker.erasures.request(
+                topic, key, [0], within_ms=1000, requested_by=Principal("ada"), has_share=True
+            )
+
+        await request(bytes(40))
+        with pytest.raises(ErasureRefusedError, match="with 55 bytes of keys, 1 of them"):
+            await request(bytes(21))
+        await request(bytes(20))
+
+
 async def test_a_worker_whose_search_failed_ends_before_the_next_one_starts() -> None:
     open_now, most, failures = 0, 0, 0
 

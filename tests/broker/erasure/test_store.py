@@ -1,7 +1,10 @@
 """The file of the erasures: what it has after changes, failures and a start."""
 
-from collections.abc import Callable
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -117,3 +120,59 @@ async def test_another_copy_replaces_a_damaged_one_but_not_a_newer_one(
     assert (again.unknown_because is not None) == is_newer
     assert again.all() == ([] if is_newer else [OPEN])
     assert (env.read_file(PATH) == data) == is_newer
+
+
+async def test_requests_that_come_during_a_write_are_stored_by_the_next_one(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wrote all erasures, so the work grew with the square of their number."""
+    encoded = Counter[str]()
+    to_json = Erasure.to_json
+
+    def count(erasure: Erasure) -> dict[str, Any]:
+        encoded[erasure.erasure_id] += 1
+        return to_json(erasure)
+
+    monkeypatch.setattr(Erasure, "to_json", count)
+    store = store_on(env, "/disk1")
+    requests = [replace(OPEN, erasure_id=str(number)) for number in range(100)]
+    await asyncio.gather(*map(store.add, requests))
+    await store.change("50", lambda erasure: erasure.ended(ErasureState.CANCELLED, 9))
+    assert unseal(MAGIC, VERSION, env.read_file(PATH), PATH)["revision"] <= 3
+    assert encoded.total() == 101
+    again = store_on(env, "/disk1")
+    await again.load()
+    assert again.all() == store.all()
+    assert [erasure.erasure_id for erasure in again.all()] == [str(n) for n in range(100)]
+    assert again.all()[50].key is None
+
+
+async def test_a_change_that_fails_leaves_those_of_the_same_write_alone(env: MemoryEnv) -> None:
+    store = store_on(env, "/disk1")
+
+    def refuse(erasures: Collection[Erasure]) -> None:
+        raise ValueError(len(erasures))
+
+    results = await asyncio.gather(
+        store.add(OPEN),
+        store.add(ended(1), refuse),
+        store.change("open", lambda erasure: erasure.ended(ErasureState.CANCELLED, 9)),
+        store.change("unknown", lambda erasure: erasure),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [type(None), ValueError, Erasure, KeyError]
+    assert [erasure.state for erasure in store.all()] == [ErasureState.CANCELLED]
+
+
+async def test_after_a_write_that_fails_none_of_its_changes_is_known(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_on(env, "/disk1")
+    await store.add(ended(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_directories", lambda: ("/nowhere",))
+        results = await asyncio.gather(store.add(OPEN), store.add(ended(2)), return_exceptions=True)
+    assert all(isinstance(result, OSError) for result in results)
+    assert store.all() == [ended(1)]
+    await store.add(ended(3))
+    assert store.all() == [ended(1), ended(3)]
