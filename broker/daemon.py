@@ -33,6 +33,10 @@ from storage.kernels import COMPILING, is_first_compilation
 
 logger = structlog.get_logger("broker.daemon")
 
+# The event loop waits so long for the interpreter whenever it wakes up while a thread computes in
+# Python, such as a search for a key; the default is 5 ms.
+SWITCH_SECONDS = 0.0005
+
 START_ERRORS = (
     *(StorageError, OSError, TopicError, TracingError),
     *SECRETS_ERRORS,
@@ -47,6 +51,7 @@ def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
     raise_file_limit()
     # The log shows where each thread was if the process crashes or the watchdog ends it (SIGABRT).
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         import uvloop
     except ImportError:  # not available on this platform

@@ -33,12 +33,15 @@ ZSTD: Final = 4
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-# (data, position of a frame, room in bytes, limit that errors name) -> (end of the frame, content)
-_FrameDecompressor: TypeAlias = Callable[[memoryview, int, int, int], tuple[int, bytes]]
 
 # Producers write one frame per batch. Each further frame costs a call or a copy of the remaining
 # input, so without this bound a stream of empty frames could occupy a thread for minutes.
 FRAMES_MAX: Final = 1024
+# Producers fill blocks: 64 KiB or more in lz4, 128 KiB in zstd, 32 KiB in snappy, which are 4 bytes
+# or more. Each block costs a microsecond of the interpreter, which other threads wait for.
+BLOCKS_MAX: Final = 8192
+BLOCK_BYTES_MIN: Final = 256  # on average, where there are more blocks
+_BLOCKS_WALKED_MAX: Final = 1200  # by `may_exceed`: 64 MiB in blocks of 64 KiB are 1024
 
 GZIP_LEVEL_DEFAULT: Final = -1  # zlib's own default, 6
 LZ4_LEVEL_DEFAULT: Final = 9  # Kafka takes the fast compressor at exactly this level
@@ -67,6 +70,27 @@ _ZSTD_BLOCK_BYTES_MAX: Final = 128 * 1024
 _ZSTD_WINDOW_BYTES_MAX: Final = 1 << 27  # what level 22 uses; libzstd's own default limit
 # Both formats: magic 0x184D2A50 to 0x184D2A5F, a length, and bytes for other programs.
 _SKIPPABLE_MAGIC: Final = 0x184D2A50
+
+
+class _BlockCount:
+    """The blocks that a stream may still have."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, blocks_max: int) -> None:
+        self.left = blocks_max
+
+    @classmethod
+    def of(cls, data: memoryview) -> "_BlockCount":
+        """Return the count for a whole stream."""
+        return cls(max(BLOCKS_MAX, len(data) // BLOCK_BYTES_MIN))
+
+
+# (data, position of a frame, room in bytes, limit that errors name, blocks of the stream)
+# -> (end of the frame, content)
+_FrameDecompressor: TypeAlias = Callable[
+    [memoryview, int, int, int, _BlockCount], tuple[int, bytes]
+]
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
@@ -104,19 +128,24 @@ def may_exceed(codec: int, data: Buffer, limit_bytes: int) -> bool:
 
     This is cheap, because nothing is decompressed: in most cases the size of the data times the
     maximum ratio of its codec decides, otherwise the sum of the block lengths. True for data that
-    cannot be walked. False for an unknown codec, which other checks reject.
+    cannot be walked, or has more blocks than producers write. False for an unknown codec, which
+    other checks reject.
     """
     view = memoryview(data)
     if codec not in _EXPANSION_MAX or len(view) * _EXPANSION_MAX[codec] <= limit_bytes:
         return False
     if codec not in {LZ4, ZSTD}:
         return True
-    bound = position = 0
+    bound = position = frames = 0
+    blocks = _BlockCount(_BLOCKS_WALKED_MAX)
     try:
-        while position < len(view):
+        while position < len(view) and bound <= limit_bytes:
+            frames += 1
+            if frames > FRAMES_MAX:
+                return True
             end = _skippable_end(view, position)
             if end < 0:
-                end, frame_bound = _frame_end(codec, view, position)
+                end, frame_bound = _frame_end(codec, view, position, blocks)
                 bound += frame_bound
             position = end
     except CorruptBatchError:
@@ -124,11 +153,11 @@ def may_exceed(codec: int, data: Buffer, limit_bytes: int) -> bool:
     return bound > limit_bytes
 
 
-def _frame_end(codec: int, data: memoryview, position: int) -> tuple[int, int]:
+def _frame_end(codec: int, data: memoryview, position: int, blocks: _BlockCount) -> tuple[int, int]:
     """Return the end of an lz4 or zstd frame, and its maximum decompressed size."""
     if codec == LZ4:
-        return _lz4_frame_end(data, position)
-    end, bound, promised = _zstd_frame_end(data, position)
+        return _lz4_frame_end(data, position, blocks)
+    end, bound, promised = _zstd_frame_end(data, position, blocks)
     return end, bound if promised < 0 else promised
 
 
@@ -148,7 +177,8 @@ def _decompress_frames(
     codec: int, decompress_frame: _FrameDecompressor, data: memoryview, limit_bytes: int
 ) -> bytes:
     """Decompress a stream of frames to at most `limit_bytes`. Raises as `decompress` does."""
-    end, part = decompress_frame(data, 0, limit_bytes, limit_bytes)
+    blocks = _BlockCount.of(data)
+    end, part = decompress_frame(data, 0, limit_bytes, limit_bytes, blocks)
     if end == len(data):  # producers write one frame
         return part
     parts = [part]
@@ -156,7 +186,7 @@ def _decompress_frames(
     while end < len(data):
         if len(parts) == FRAMES_MAX:
             raise CorruptBatchError(f"{CODEC_NAMES[codec]}: more than {FRAMES_MAX} frames")
-        end, part = decompress_frame(data, end, room_bytes, limit_bytes)
+        end, part = decompress_frame(data, end, room_bytes, limit_bytes, blocks)
         parts.append(part)
         room_bytes -= len(part)
     return b"".join(parts)
@@ -173,7 +203,7 @@ def _compress_gzip(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_gzip_member(
-    data: memoryview, position: int, room_bytes: int, limit_bytes: int
+    data: memoryview, position: int, room_bytes: int, limit_bytes: int, _: _BlockCount
 ) -> tuple[int, bytes]:
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
@@ -210,7 +240,11 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
     position = len(_XERIAL_HEADER)
     if len(data) < position:
         raise CorruptBatchError("snappy: the xerial header is cut short")
+    left = _BlockCount.of(data).left
     while position < len(data):
+        left -= 1
+        if left < 0:
+            raise CorruptBatchError("snappy: more blocks than producers write")
         if bytes(data[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
             position += len(_XERIAL_HEADER)  # xerial streams may be concatenated
             if position > len(data):
@@ -268,12 +302,12 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_lz4_frame(
-    data: memoryview, position: int, room_bytes: int, limit_bytes: int
+    data: memoryview, position: int, room_bytes: int, limit_bytes: int, blocks: _BlockCount
 ) -> tuple[int, bytes]:
     end = _skippable_end(data, position)
     if end >= 0:
         return end, b""
-    end, bound = _lz4_frame_end(data, position)
+    end, bound = _lz4_frame_end(data, position, blocks)
     # One byte above the limit tells "exactly full" from "more to come".
     capacity = min(bound, room_bytes) + 1
     context = lz4.frame.create_decompression_context()
@@ -291,7 +325,7 @@ def _decompress_lz4_frame(
     return end, part
 
 
-def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
+def _lz4_frame_end(data: memoryview, position: int, blocks: _BlockCount) -> tuple[int, int]:
     """Return the end of one frame and its maximum decompressed size, from its block sizes."""
     if int.from_bytes(data[position : position + 4], "little") != _LZ4_MAGIC:
         raise CorruptBatchError("lz4: no frame where one has to begin")
@@ -304,6 +338,7 @@ def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
     checksum_bytes = 4 if flags & 0x10 else 0
     at = position + 7 + (8 if flags & 0x08 else 0)
     bound = 0
+    left = blocks.left
     while True:
         word = int.from_bytes(data[at : at + 4], "little")
         at += 4
@@ -312,9 +347,13 @@ def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
             raise CorruptBatchError("lz4: a block runs past the end")
         if word == 0:
             break
+        left -= 1
+        if left < 0:
+            raise CorruptBatchError("lz4: more blocks than producers write")
         stored = word >> 31
         bound += min(block_bytes, size if stored else size * _LZ4_EXPANSION_MAX)
         at += size + checksum_bytes
+    blocks.left = left
     at += 4 if flags & 0x04 else 0
     if at > len(data):
         raise CorruptBatchError("lz4: the content checksum is cut short")
@@ -358,12 +397,12 @@ def _compress_zstd(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_zstd_frame(
-    data: memoryview, position: int, room_bytes: int, limit_bytes: int
+    data: memoryview, position: int, room_bytes: int, limit_bytes: int, blocks: _BlockCount
 ) -> tuple[int, bytes]:
     end = _skippable_end(data, position)
     if end >= 0:
         return end, b""
-    end, bound, promised = _zstd_frame_end(data, position)
+    end, bound, promised = _zstd_frame_end(data, position, blocks)
     if promised > room_bytes:
         raise DecompressionLimitError(limit_bytes)
     frame = data[position:end]
@@ -392,7 +431,7 @@ def _read_zstd_stream(frame: memoryview, room_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
+def _zstd_frame_end(data: memoryview, position: int, blocks: _BlockCount) -> tuple[int, int, int]:
     """Return the end of one frame, its bound, and its content size or -1, from block headers.
 
     `bound` is the maximum decompressed size of the blocks; a zstd block has at most 128 KiB.
@@ -413,13 +452,18 @@ def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
         raise CorruptBatchError("zstd: a dictionary or an over-long window in the frame header")
     bound = 0
     last = 0
+    left = blocks.left
     while not last:
+        left -= 1
+        if left < 0:
+            raise CorruptBatchError("zstd: more blocks than producers write")
         word = int.from_bytes(data[at : at + 3], "little")
         last, kind, size = word & 1, word >> 1 & 3, word >> 3
         at += 3 + (1 if kind == 1 else size)  # an RLE block has one byte
         if kind == 3 or size > _ZSTD_BLOCK_BYTES_MAX or at > len(data):
             raise CorruptBatchError("zstd: a block header is impossible or cut short")
         bound += _ZSTD_BLOCK_BYTES_MAX if kind == 2 else size
+    blocks.left = left
     at += 4 if parameters.has_checksum else 0
     if at > len(data):
         raise CorruptBatchError("zstd: the content checksum is cut short")

@@ -20,7 +20,7 @@ from storage.errors import (
 )
 from storage.format import compression
 from storage.format.batch import HEADER_BYTES
-from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
+from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD, compress, decompress, may_exceed
 from tests.support.formats import CODECS, golden_bytes
 
 PACKED = (GZIP, SNAPPY, LZ4, ZSTD)
@@ -100,6 +100,36 @@ def test_streams_behind_each_other_are_one(codec: int) -> None:
     assert decompress(codec, packed, 6) == b"onetwo"
     with pytest.raises(DecompressionLimitError):
         decompress(codec, packed, 5)
+
+
+def tiny_blocks(codec: int, blocks: int) -> bytes:
+    """A stream of stored blocks of one byte, which is in the format."""
+    if codec == SNAPPY:
+        header = compress(SNAPPY, b"")[:16]
+        return header + (b"\x00\x00\x00\x03" + snappy_raw(b"x")) * blocks
+    if codec == LZ4:
+        return lz4_frame(b"")[:7] + b"\x01\x00\x00\x80x" * blocks + bytes(4)
+    head = zstd_frame(b"x" * 1000, known_size=False)[:6]
+    return head + b"\x08\x00\x00x" * (blocks - 1) + b"\x09\x00\x00x"
+
+
+@pytest.mark.parametrize("codec", [SNAPPY, LZ4, ZSTD])
+def test_the_number_of_blocks_is_bounded(codec: int) -> None:
+    """A batch of 1 MB in 200,000 blocks occupied the interpreter for 0.2 seconds."""
+    blocks = compression.BLOCKS_MAX
+    assert decompress(codec, tiny_blocks(codec, blocks), LIMIT) == b"x" * blocks
+    with pytest.raises(CorruptBatchError, match="more blocks than producers write"):
+        decompress(codec, tiny_blocks(codec, blocks + 1), LIMIT)
+
+
+@pytest.mark.parametrize("codec", [LZ4, ZSTD])
+def test_a_stream_of_many_blocks_may_exceed_any_limit(
+    codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are not all looked at: the event loop asks."""
+    monkeypatch.setattr(compression, "_BLOCKS_WALKED_MAX", 3)
+    assert not may_exceed(codec, tiny_blocks(codec, 3), 100)
+    assert may_exceed(codec, tiny_blocks(codec, 4), 100)
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
