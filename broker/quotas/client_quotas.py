@@ -2,13 +2,19 @@
 
 Rules. The most specific entry with the key decides (Kafka's order, `_precedence`). Clients to which
 an entry with a user applies share one rate per user, or per user and client id if the entry names
-one; the others share one per client id. A change of a quota keeps the measured rates. Rates are
-kept in memory, for at most METERS_MAX entities: beyond that, those without traffic are dropped
-first. No answer is delayed: handlers mute the connection behind it (KIP-219,
-RequestContext.throttle). This module does not know connections.
+one; the others share one per client id. A change of a quota keeps the measured rates. No answer is
+delayed: handlers mute the connection behind it (KIP-219, RequestContext.throttle). This module does
+not know connections.
+
+Rates are kept in memory. One is dropped only when it is idle, so nobody gets a new burst by
+inventing client ids: each new client looks at the oldest few, and a busy one becomes the newest. A
+user whose client ids have its share of METERS_MAX (broker/quotas/shares.py) has one rate for all
+further client ids, until some of its rates are dropped. A client that still has the object of a
+dropped rate puts it back.
 """
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -24,9 +30,13 @@ from broker.quotas.entities import (
     make_entity,
 )
 from broker.quotas.rates import SAMPLE_SECONDS, SAMPLES, TokenBucket, WindowedRate
+from broker.quotas.shares import Shares
 from storage.directory.security_entries import QuotaEntity, QuotaEntries
 
-METERS_MAX: Final = 10_000  # entities with a rate: about 10 MB
+# Rates: those of 10,000 clients that have all four quotas. About 1 KB each.
+METERS_MAX: Final = 40_000
+CLIENTS_MAX: Final = 10_000  # whose meters are remembered; for others they are looked up again
+SWEPT_AT_ONCE: Final = 8  # twice as many as one client adds: their number falls when they are idle
 # An entity with a quota of its own has a shorter name. Client ids that begin alike share a rate.
 CLIENT_ID_CHARS_MAX: Final = 1_000
 THROTTLED_ENTITIES_MAX: Final = 100  # with time series of their own; the others share one
@@ -77,6 +87,8 @@ class Meter:
     key: ThrottleKey
     limit: float
     use: WindowedRate | TokenBucket
+    user: str | None  # who invented its client id
+    is_dropped: bool = False
 
     def is_idle(self, now: float) -> bool:
         """Return whether dropping the meter changes nothing."""
@@ -105,8 +117,10 @@ class ClientQuotas:
         self.throttles: dict[ThrottleKey, ThrottleCount] = {}
         self._now = now
         self._entries: QuotaEntries = {}
-        self._meters: dict[ThrottleKey, Meter] = {}
-        self._clients: dict[tuple[str, str], ClientMeters] = {}  # of the present entries
+        self._meters = OrderedDict[ThrottleKey, Meter]()
+        self._shares = Shares(METERS_MAX)
+        # Of the present entries, oldest first.
+        self._clients = OrderedDict[tuple[str, str], ClientMeters]()
 
     @property
     def entries(self) -> QuotaEntries:
@@ -132,11 +146,7 @@ class ClientQuotas:
         client = (user, client_id)
         meters = self._clients.get(client)
         if meters is None:
-            if len(self._clients) >= METERS_MAX:
-                self._drop_meters()
-            meters = self._clients[client] = ClientMeters(
-                *(self._find_meter(quota_type, user, client_id) for quota_type in QuotaType)
-            )
+            meters = self._find_meters(user, client_id)
         return meters
 
     # Each returns how long the client must pause, in ms, for its response.
@@ -147,15 +157,15 @@ class ClientQuotas:
         if meter is None:
             return 0
         now = self._now()
-        _rate(meter).record(request_bytes, now)
-        return self._throttle_ms(meter, _rate(meter).throttle_seconds(meter.limit, now))
+        self._rate(meter).record(request_bytes, now)
+        return self._throttle_ms(meter, self._rate(meter).throttle_seconds(meter.limit, now))
 
     def charge_fetch(self, meters: ClientMeters, record_bytes: int) -> int:
         """Count the bytes of a fetch response, unless it has to be sent without records."""
         meter = meters.fetch
         if meter is None:
             return 0
-        now, rate = self._now(), _rate(meter)
+        now, rate = self._now(), self._rate(meter)
         rate.record(record_bytes, now)
         throttle_ms = self._throttle_ms(meter, rate.throttle_seconds(meter.limit, now))
         if throttle_ms:
@@ -165,7 +175,7 @@ class ClientQuotas:
     def return_fetch(self, meters: ClientMeters, record_bytes: int) -> None:
         """Take back the bytes of a response that has to be sent without records after all."""
         if meters.fetch is not None:
-            _rate(meters.fetch).record(-record_bytes, self._now())
+            self._rate(meters.fetch).record(-record_bytes, self._now())
 
     def fetch_bytes_max(self, meters: ClientMeters) -> int | None:
         """Return how many bytes of records a response may have: those of a whole window."""
@@ -177,13 +187,13 @@ class ClientQuotas:
         meter = meters.request
         if meter is None:
             return 0
-        seconds = _rate(meter).throttle_seconds(meter.limit, self._now())
+        seconds = self._rate(meter).throttle_seconds(meter.limit, self._now())
         return self._throttle_ms(meter, min(seconds, REQUEST_THROTTLE_SECONDS_MAX))
 
     def charge_request(self, meters: ClientMeters, nanoseconds: int) -> None:
         """Count the time that a request blocked the event loop, in percent of a second."""
         if meters.request is not None:
-            _rate(meters.request).record(nanoseconds * _PERCENT_PER_NANOSECOND, self._now())
+            self._rate(meters.request).record(nanoseconds * _PERCENT_PER_NANOSECOND, self._now())
 
     def charge_thread(self, meters: ClientMeters | None, nanoseconds: int) -> None:
         """Count the processor time of a thread that works for a request."""
@@ -195,18 +205,22 @@ class ClientQuotas:
         meter = meters.mutation
         if meter is None:
             return 0
-        return self._throttle_ms(meter, _bucket(meter).throttle_seconds(meter.limit, self._now()))
+        return self._throttle_ms(
+            meter, self._bucket(meter).throttle_seconds(meter.limit, self._now())
+        )
 
     def is_mutation_exceeded(self, meters: ClientMeters) -> bool:
         """Return whether the client must wait until it may change topics again."""
         meter = meters.mutation
-        return meter is not None and _bucket(meter).throttle_seconds(meter.limit, self._now()) > 0
+        return (
+            meter is not None and self._bucket(meter).throttle_seconds(meter.limit, self._now()) > 0
+        )
 
     def charge_mutation(self, meters: ClientMeters, partitions: int) -> None:
         """Count partitions that a client creates or deletes."""
         meter = meters.mutation
         if meter is not None:
-            _bucket(meter).record(partitions, meter.limit, self._now())
+            self._bucket(meter).record(partitions, meter.limit, self._now())
 
     def _throttle_ms(self, meter: Meter, seconds: float) -> int:
         # A tiny quota makes the time infinite, which cannot be rounded.
@@ -220,27 +234,79 @@ class ClientQuotas:
             count.seconds += throttle_ms / 1000
         return throttle_ms
 
-    def _find_meter(self, quota_type: QuotaType, user: str, client_id: str) -> Meter | None:
-        for entity, shared_user, shared_client_id in _precedence(user, client_id):
+    def _find_meters(self, user: str, client_id: str) -> ClientMeters:
+        self._sweep()
+        precedence = _precedence(user, client_id)
+        found = [self._find_meter(quota_type, user, precedence) for quota_type in QuotaType]
+        meters = ClientMeters(*found)
+        if not any(meter is not None and meter.key.client_id == OTHER for meter in found):
+            if len(self._clients) >= CLIENTS_MAX:
+                self._clients.popitem(last=False)
+            self._clients[user, client_id] = meters
+        return meters
+
+    def _find_meter(
+        self,
+        quota_type: QuotaType,
+        user: str,
+        precedence: Sequence[tuple[QuotaEntity, str, str]],
+    ) -> Meter | None:
+        for entity, shared_user, shared_client_id in precedence:
             limit = self._entries.get(entity, {}).get(_KEYS[quota_type])
             if limit is not None:
                 key = ThrottleKey(quota_type.value, shared_user, shared_client_id)
-                meter = self._meters.get(key)
-                if meter is None:
-                    is_mutation = quota_type is QuotaType.CONTROLLER_MUTATION
-                    meter = Meter(key, limit, TokenBucket() if is_mutation else WindowedRate())
-                    self._meters[key] = meter
+                is_invented = (CLIENT_ID, None) in entity
+                meter = self._meters.get(key) or self._add_meter(key, limit, user, is_invented)
                 meter.limit = limit
                 return meter
         return None
 
-    def _drop_meters(self) -> None:
-        """Drop meters without traffic; if that is not half of them, the oldest half, too."""
+    def _add_meter(self, key: ThrottleKey, limit: float, user: str, is_invented: bool) -> Meter:
+        if is_invented and not self._shares.admits(user, len(self._meters)):
+            key, is_invented = ThrottleKey(key.type, user, OTHER), False
+            if key in self._meters:
+                return self._meters[key]
+        is_mutation = key.type == QuotaType.CONTROLLER_MUTATION
+        use = TokenBucket() if is_mutation else WindowedRate()
+        meter = Meter(key, limit, use, user if is_invented else None)
+        self._keep(meter)
+        return meter
+
+    def _keep(self, meter: Meter) -> None:
+        meter.is_dropped = False
+        self._meters[meter.key] = meter
+        self._shares.add(meter.key, meter.user)
+
+    def _sweep(self) -> None:
+        """Drop the oldest meters if they are idle."""
         now = self._now()
-        busy = {key: meter for key, meter in self._meters.items() if not meter.is_idle(now)}
-        excess = len(busy) - METERS_MAX // 2
-        self._meters = dict(list(busy.items())[max(excess, 0) :])
-        self._clients.clear()
+        for _ in range(min(SWEPT_AT_ONCE, len(self._meters))):
+            key, meter = next(iter(self._meters.items()))
+            if meter.is_idle(now):
+                meter.is_dropped = True
+                del self._meters[key]
+                self._shares.remove(key)
+            else:
+                self._meters.move_to_end(key)
+
+    def _present(self, meter: Meter) -> Meter:
+        """Return the meter that counts for the key of `meter`, which was perhaps dropped."""
+        if meter.is_dropped:
+            present = self._meters.get(meter.key)
+            if present is not None:
+                return present
+            self._keep(meter)
+        return meter
+
+    def _rate(self, meter: Meter) -> WindowedRate:
+        use = self._present(meter).use
+        assert isinstance(use, WindowedRate), meter.key
+        return use
+
+    def _bucket(self, meter: Meter) -> TokenBucket:
+        use = self._present(meter).use
+        assert isinstance(use, TokenBucket), meter.key
+        return use
 
 
 def _precedence(user: str, client_id: str) -> tuple[tuple[QuotaEntity, str, str], ...]:
@@ -255,13 +321,3 @@ def _precedence(user: str, client_id: str) -> tuple[tuple[QuotaEntity, str, str]
         (make_entity({CLIENT_ID: client_id}), "", client_id),
         (make_entity({CLIENT_ID: None}), "", client_id),
     )
-
-
-def _rate(meter: Meter) -> WindowedRate:
-    assert isinstance(meter.use, WindowedRate), meter.key
-    return meter.use
-
-
-def _bucket(meter: Meter) -> TokenBucket:
-    assert isinstance(meter.use, TokenBucket), meter.key
-    return meter.use

@@ -14,7 +14,7 @@ class Shares:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._creators: dict[str, Hashable] = {}
+        self._creators: dict[Hashable, Hashable] = {}
         self._counts: Counter[Hashable] = Counter()
 
     def admits(self, creator: Hashable | None, entries: int, added: int = 1) -> bool:
@@ -22,17 +22,17 @@ class Shares:
         left = self.limit - entries - added
         return left >= 0 and (creator is None or self._counts[creator] + added - 1 <= left)
 
-    def creator(self, name: str) -> Hashable | None:
+    def creator(self, name: Hashable) -> Hashable | None:
         """Return the principal that created an entry; None if it counts for no principal."""
         return self._creators.get(name)
 
-    def add(self, name: str, creator: Hashable | None) -> None:
+    def add(self, name: Hashable, creator: Hashable | None) -> None:
         """Note that a principal created an entry."""
         if creator is not None:
             self._creators[name] = creator
             self._counts[creator] += 1
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: Hashable) -> None:
         """Note that an entry is gone."""
         creator = self._creators.pop(name, None)
         if creator is not None:
