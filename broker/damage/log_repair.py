@@ -315,7 +315,7 @@ class LogRepair:
             damaged_segment
             for damaged_segment in log.damage.ranges
             if damaged_segment.base_offset == damage.base_offset
-            and damaged_segment.position != damage.position
+            and not damage.holds(damaged_segment.position)
         ]
         plan = SkipPlan(
             directory=log.directory,

@@ -55,8 +55,8 @@ DamagedRanges = tuple[DamagedSegment, ...]  # of one segment, by position
 
 
 def with_damage(damages: DamagedRanges, damage: DamagedSegment) -> DamagedRanges:
-    """Return the ranges with one more; it replaces one with the same start."""
-    others = [other for other in damages if other.position != damage.position]
+    """Return the ranges with one more; it replaces those that begin in it."""
+    others = [other for other in damages if not damage.holds(other.position)]
     return tuple(sorted([*others, damage], key=lambda damage: damage.position))
 
 

@@ -301,6 +301,20 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         assert offsets_in(topic.partitions[0].log) == [0, 1, 3, 5]
 
 
+async def test_a_skip_of_neighbours_that_were_found_one_after_the_other_cuts_only_them(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        opened = filled(broker).log
+        for rotten in ((2, 3), (1,)):  # the range that is found first is a part of the second one
+            for index in rotten:
+                flip(env, index * BATCH_BYTES + 70)
+            opened.damage.mark(FIRST, rotten[0] * BATCH_BYTES, "bad CRC")
+        await api(broker, "POST", "log/partitions/orders/0/skip?offset=1")
+        assert opened.damage.ranges == ()
+        assert await fetch(broker, clients, 0) == (ErrorCode.NONE, [0, 4, 5])
+
+
 async def test_a_skip_at_the_position_of_an_earlier_one_keeps_the_bytes_of_both(
     env: MemoryEnv,
 ) -> None:

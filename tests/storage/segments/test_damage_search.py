@@ -150,13 +150,14 @@ def test_borders_are_the_ends_of_batches_and_of_damaged_ranges() -> None:
     assert borders == [index * SIZE for index in range(6)]
 
 
-def test_a_range_replaces_one_with_the_same_start_and_ranges_stay_in_order() -> None:
-    first, later, longer = (
+def test_a_range_replaces_those_that_begin_in_it_and_ranges_stay_in_order() -> None:
+    first, later, longer, around = (
         DamagedSegment(PATH, BASE, position, end, "")
-        for position, end in [(10, 20), (40, 50), (10, 30)]
+        for position, end in [(10, 20), (40, 50), (10, 30), (5, 50)]
     )
     assert with_damage((later,), first) == (first, later)
     assert with_damage((first, later), longer) == (longer, later)
+    assert with_damage((first, later), around) == (around,)
 
 
 def test_a_checksum_covers_the_first_bytes_of_a_long_range() -> None:
