@@ -45,6 +45,8 @@ class FairSlots:
         self._used[client] -= 1
         if not self._used[client]:
             del self._used[client]
+        if client in self._waiting:
+            self._waiting[client] = self._waiting.pop(client)  # behind the others
         while self._free and self._serve_next():
             pass
 
