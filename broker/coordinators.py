@@ -7,8 +7,8 @@ coordinators are built after the logs are open.
 from collections.abc import Iterator, Sequence
 
 from broker.event_loop.directory_threads import DirectoryThreads
+from broker.groups.clock import LoopClock
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.live_classic_group import LoopClock
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
 from broker.groups.settings import CoordinatorSettings
 from broker.topics.internal_topic import InternalTopic, KeyedLog

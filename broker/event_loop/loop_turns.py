@@ -66,6 +66,16 @@ class Turns:
             yield row
 
 
+def run_at_once(slices: Generator[object, None, _T]) -> _T:
+    """Run work that comes in slices, without pauses. Return its result."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as stop:
+            result: _T = stop.value
+            return result
+
+
 async def run_in_turns(
     slices: Generator[_Progress, None, _T],
     wait_for_room: Callable[[_Progress], Awaitable[None]] | None = None,

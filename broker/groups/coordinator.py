@@ -18,12 +18,13 @@ The coordinator does not know the wire format of requests, nor which topics exis
 from collections.abc import Callable, Iterable, Iterator
 
 from broker.groups.classic.model import State
+from broker.groups.clock import Clock
 from broker.groups.consumer.model import ConsumerGroup, TopicLookup, TopicMetadata
 from broker.groups.deletion import GroupDeletion
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GroupLog
 from broker.groups.large_group_turns import LargeGroupTurns
-from broker.groups.live_classic_group import Clock, GroupStats, LiveClassicGroup
+from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
 from broker.groups.member_requests import MemberRequests, random_id
 from broker.groups.offset_commits import OffsetCommits
 from broker.groups.partition_loading import PartitionLoading

@@ -10,11 +10,12 @@ from typing import Final
 import structlog
 
 from broker.groups.classic.model import Empty, Group, Stable, State
+from broker.groups.clock import Clock
 from broker.groups.consumer.classic_members import downgraded, upgraded
 from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
 from broker.groups.group_log import GroupLog
 from broker.groups.large_group_turns import LargeGroupTurns
-from broker.groups.live_classic_group import Clock, GroupContext, GroupStats, LiveClassicGroup
+from broker.groups.live_classic_group import GroupContext, GroupStats, LiveClassicGroup
 from broker.groups.live_consumer_group import ConsumerGroupContext, LiveConsumerGroup
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offsets_store import group_record

@@ -7,14 +7,16 @@ Rules
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns, run_in_turns
 from broker.groups.classic.model import Group
-from broker.groups.live_classic_group import Clock, GroupStats
+from broker.groups.clock import Clock
+from broker.groups.live_classic_group import GroupStats
 from broker.groups.offsets.offset_records import CommittedOffset
-from broker.groups.offsets.offsets_store import TopicIndex, group_record
+from broker.groups.offsets.offsets_store import TopicIndex, group_record_sliced
 from broker.logging import RateLimitedLogger
 from broker.quotas.memory_budget import memory_of_text
 from broker.topics.internal_topic import KeyedLog, LogRecord
@@ -51,32 +53,54 @@ class GroupLog:
         self._clock = clock
         self._stats = stats
         self._append_timeout_ms = append_timeout_ms
-        self._appends: set[asyncio.Future[list[object]]] = set()
+        self._appends: set[asyncio.Future[Any]] = set()
 
     async def close(self) -> None:
         """Wait for appends until they time out."""
         if self._appends:
             await asyncio.wait(self._appends, timeout=self._append_timeout_ms / 1000)
 
-    def append_group(self, group: Group) -> "asyncio.Future[ErrorCode]":
-        """Start to append the metadata of a classic group.
+    def append_group(
+        self, group: Group, order: asyncio.Lock, is_served: Callable[[], bool]
+    ) -> "asyncio.Future[ErrorCode]":
+        """Start to append the metadata of a classic group, which is encoded in turns.
 
-        As in Kafka, the outcome is UNKNOWN_SERVER_ERROR if it exceeds max.message.bytes.
+        `order` is a lock of the group: its records are in the order of the calls. No record follows
+        the tombstone of a group that is not served any more. As in Kafka, the outcome is
+        UNKNOWN_SERVER_ERROR if the record exceeds max.message.bytes.
         """
+        append = asyncio.ensure_future(self._append_group(group, order, is_served))
+        self._appends.add(append)
+        append.add_done_callback(self._appends.discard)
+        return append
+
+    async def _append_group(
+        self, group: Group, order: asyncio.Lock, is_served: Callable[[], bool]
+    ) -> ErrorCode:
+        async with order:
+            try:
+                record = await self._encoded(group)
+            except MessageTooLargeError as error:
+                return self._worst(group.group_id, [error], ErrorCode.UNKNOWN_SERVER_ERROR)
+            if not is_served():
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            append = self.append(group.group_id, [record])
+        return await append
+
+    async def _encoded(self, group: Group) -> LogRecord:
+        """Return the record of a group. Raises MessageTooLargeError."""
         limit_bytes = self._store.max_batch_bytes(group.group_id)
-        name = group.protocol_name
-        size_bytes = HEADER_BYTES + sum(
-            len(member.metadata(name)) + len(member.assignment) for member in group.members.values()
-        )
-        if size_bytes <= limit_bytes:  # else its encoding would block the event loop
-            key, value = group_record(group)
-            size_bytes = HEADER_BYTES + len(key) + len(value or b"")
-            if size_bytes <= limit_bytes:
-                return self.append(group.group_id, [(key, value)])
-        refused: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        error = MessageTooLargeError(size_bytes, limit_bytes)
-        refused.set_result(self._worst(group.group_id, [error], ErrorCode.UNKNOWN_SERVER_ERROR))
-        return refused
+        size_bytes, turns = HEADER_BYTES, Turns()
+        async for member in turns.over(group.members.values()):
+            size_bytes += len(member.metadata(group.protocol_name))
+            size_bytes += len(group.assignment(member.member_id))
+        if size_bytes > limit_bytes:  # its encoding would take memory in vain
+            raise MessageTooLargeError(size_bytes, limit_bytes)
+        key, value = await run_in_turns(group_record_sliced(group))
+        size_bytes = HEADER_BYTES + len(key) + len(value or b"")
+        if size_bytes > limit_bytes:
+            raise MessageTooLargeError(size_bytes, limit_bytes)
+        return key, value
 
     def append(
         self,

@@ -1,16 +1,16 @@
 """A running group: its state, timers, waiting requests and committed offsets.
 
 Rules. Only `send` changes the state. It performs the effects at once and never waits, so events do
-not overlap; only the answers to many waiters are spread over the next rounds of the loop. A waiter
-is answered once; an answer to a request that was cancelled is dropped.
+not overlap; only the answers to many waiters, and the encoding of a record, take further rounds of
+the loop. A waiter is answered once; an answer to a request that was cancelled is dropped.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 import structlog
 
@@ -26,16 +26,16 @@ from broker.groups.classic.model import (
     GroupRules,
     GroupStored,
     JoinTimeout,
-    Member,
+    Replies,
     Reply,
     SessionsExpired,
     Stable,
     StartJoinTimer,
-    StartSession,
+    StartSessions,
     StartSyncTimer,
     State,
     StopJoinTimer,
-    StopSession,
+    StopSessions,
     StopSyncTimer,
     StoreGroup,
     SyncTimeout,
@@ -44,6 +44,8 @@ from broker.groups.classic.model import (
 )
 from broker.groups.classic.state import downgraded, transition
 from broker.groups.classic.subscription import subscribed_topics
+from broker.groups.clock import Clock, Timer
+from broker.groups.member_deadlines import MemberDeadlines, log_expired
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_expiry import expired_offsets
 from broker.groups.offsets.offset_records import encode_group_key
@@ -59,37 +61,6 @@ limited_logger: Final = RateLimitedLogger(logger)
 
 # Answers that are given at once: some milliseconds. A generation may have thousands of members.
 REPLIES_PER_ROUND: Final = 32
-
-
-class Timer(Protocol):
-    """A scheduled callback."""
-
-    def cancel(self) -> None:
-        """Do not call back."""
-        ...
-
-
-class Clock(Protocol):
-    """Timers in monotonic time, and wall time for stored records."""
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back on the event loop in `delay_s` seconds."""
-        ...
-
-    def wall_ms(self) -> int:
-        """Return milliseconds since 1970."""
-        ...
-
-
-class LoopClock:
-    """The timers of the running event loop, and a wall clock."""
-
-    def __init__(self, wall_ms: Callable[[], int]) -> None:
-        self.wall_ms = wall_ms
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back on the event loop in `delay_s` seconds."""
-        return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 @dataclass(slots=True)
@@ -111,15 +82,16 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """The part of the coordinator that groups use. `store` always ends with an error code.
+    """The part of the coordinator that groups use.
 
-    A group calls `idle` after a timer removed a member, because the group may be void then, and
-    `resized` with its id and the memory of its members in bytes when members have changed.
+    `store` is GroupLog.append_group, which always ends with an error code. A group calls `idle`
+    after a timer removed a member, because the group may be void then, and `resized` with its id
+    and the memory of its members in bytes when members have changed.
     """
 
     rules: GroupRules
     clock: Clock
-    store: Callable[[Group], "asyncio.Future[ErrorCode]"]
+    store: Callable[[Group, asyncio.Lock, Callable[[], bool]], "asyncio.Future[ErrorCode]"]
     idle: Callable[["LiveClassicGroup"], None]
     resized: Callable[[str, int], None]
     stats: GroupStats
@@ -130,15 +102,15 @@ class LiveClassicGroup:
 
     __slots__ = (
         "_context",
-        "_expired",
         "_is_replying",
         "_join_timer",
         "_next_waiter",
         "_replies",
         "_sessions",
-        "_size_bytes",
+        "_storing",
         "_sync_timer",
         "_waiters",
+        "assignment_bytes",
         "offsets",
         "state",
     )
@@ -149,14 +121,14 @@ class LiveClassicGroup:
         self.state = state
         self.offsets = CommittedOffsets() if offsets is None else offsets
         self._context = context
-        self._sessions: dict[str, Timer] = {}
-        self._expired: dict[str, None] = {}  # sessions whose timers have fired just now
-        self._size_bytes = _growth_bytes({}, state.group.members)  # of the members
+        self._sessions = MemberDeadlines(context.clock, self._sessions_expired)
+        self.assignment_bytes = _size_of(state.group.assignments)
         self._join_timer: Timer | None = None
         self._sync_timer: Timer | None = None
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
         self._next_waiter = 0
-        self._replies: deque[Reply] = deque()
+        self._storing = asyncio.Lock()
+        self._replies: deque[Iterator[Reply]] = deque()
         self._is_replying = False
 
     def begin(self, *, is_changed: bool) -> None:
@@ -240,14 +212,7 @@ class LiveClassicGroup:
 
     def answer_nowait(self, event: Event, waiter: int) -> Answer:
         """Return the answer to a request that is always answered at once."""
-        future = self._send_and_wait(event, waiter)
-        if future.done():
-            return future.result()
-        # The answers to a whole generation come first, but this one does not wait for them.
-        del self._waiters[waiter]
-        answer = next((r.answer for r in reversed(self._replies) if r.waiter == waiter), None)
-        assert answer is not None, event
-        return answer
+        return self._send_and_wait(event, waiter).result()
 
     async def wait_answer(self, event: Event, waiter: int) -> Answer:
         """Wait for the answer to a request. Cancellation sends WaiterGone."""
@@ -269,33 +234,33 @@ class LiveClassicGroup:
         before = self.state
         rules, clock = self._context.rules, self._context.clock
         self.state, effects = transition(before, event, rules, clock.wall_ms())
-        if self.state.group.members is not before.group.members:
-            self._note_change(before.group.members, self.state.group.members)
+        after = self.state.group
+        if after.assignments is not before.group.assignments:
+            self.assignment_bytes = _size_of(after.assignments)
+            self.note_size()
+        elif after.members is not before.group.members:
+            self.note_size()
         self._report(before, event)
         self.perform(effects)
 
     def note_size(self) -> None:
         """Report how large the members' metadata is."""
-        self._size_bytes = 0
-        self._note_change({}, self.state.group.members)
-
-    def _note_change(self, before: Mapping[str, Member], after: Mapping[str, Member]) -> None:
-        self._size_bytes += _growth_bytes(before, after)
-        size_bytes = 0 if self.is_dead else self._size_bytes
-        self._context.resized(self.state.group.group_id, size_bytes)
+        group = self.state.group
+        size_bytes = group.members.memory_bytes + self.assignment_bytes
+        self._context.resized(group.group_id, 0 if self.is_dead else size_bytes)
 
     def perform(self, effects: tuple[Effect, ...]) -> None:
         """Perform the effects in order."""
         for effect in effects:
             match effect:
                 case Reply():
-                    self._replies.append(effect)
-                case StartSession(member_id, timeout_ms):
-                    self._stop_session(member_id)
-                    expire = partial(self._session_expired, member_id)
-                    self._sessions[member_id] = self._start(timeout_ms, expire)
-                case StopSession(member_id):
-                    self._stop_session(member_id)
+                    self._answer(effect)
+                case Replies():
+                    self._replies.append(iter(effect))
+                case StartSessions(timeouts_ms):
+                    self._sessions.start(timeouts_ms)
+                case StopSessions(member_ids):
+                    self._sessions.stop(member_ids)
                 case StartJoinTimer(timeout_ms):
                     self._stop(self._join_timer)
                     self._join_timer = self._start(timeout_ms, self._join_timed_out)
@@ -309,7 +274,7 @@ class LiveClassicGroup:
                     self._stop(self._sync_timer)
                     self._sync_timer = None
                 case StoreGroup(group, reply):
-                    stored = self._context.store(group)
+                    stored = self._context.store(group, self._storing, lambda: not self.is_dead)
                     stored.add_done_callback(partial(self._stored, group.generation, reply))
                 case _:
                     assert_never(effect)
@@ -318,14 +283,27 @@ class LiveClassicGroup:
 
     def _reply(self) -> None:
         """Answer some requests, and the others in the next rounds: each answer is encoded."""
-        for _ in range(min(REPLIES_PER_ROUND, len(self._replies))):
-            reply = self._replies.popleft()
-            future = self._waiters.pop(reply.waiter, None)
-            if future is not None and not future.done():
-                future.set_result(reply.answer)
+        for _ in range(REPLIES_PER_ROUND):
+            reply = self._next_reply()
+            if reply is None:
+                break
+            self._answer(reply)
         self._is_replying = bool(self._replies)
         if self._is_replying:
             asyncio.get_running_loop().call_soon(self._reply)
+
+    def _next_reply(self) -> Reply | None:
+        while self._replies:
+            reply = next(self._replies[0], None)
+            if reply is not None:
+                return reply
+            self._replies.popleft()
+        return None
+
+    def _answer(self, reply: Reply) -> None:
+        future = self._waiters.pop(reply.waiter, None)
+        if future is not None and not future.done():
+            future.set_result(reply.answer)
 
     def _start(self, timeout_ms: int, callback: Callable[[], None]) -> Timer:
         return self._context.clock.call_later(timeout_ms / 1000, callback)
@@ -335,23 +313,9 @@ class LiveClassicGroup:
         if timer is not None:
             timer.cancel()
 
-    def _stop_session(self, member_id: str) -> None:
-        self._expired.pop(member_id, None)
-        self._stop(self._sessions.pop(member_id, None))
-
-    def _session_expired(self, member_id: str) -> None:
-        """Let the session end together with the others that end at the same time."""
-        del self._sessions[member_id]
-        if not self._expired:
-            self._context.clock.call_later(0, self._end_sessions)
-        self._expired[member_id] = None
-
-    def _end_sessions(self) -> None:
-        if self._expired:
-            expired = tuple(self._expired)
-            self._expired.clear()
-            self.send(SessionsExpired(expired))
-            self._context.idle(self)
+    def _sessions_expired(self, member_ids: tuple[str, ...]) -> None:
+        self.send(SessionsExpired(member_ids))
+        self._context.idle(self)
 
     def _join_timed_out(self) -> None:
         self._join_timer = None
@@ -364,20 +328,16 @@ class LiveClassicGroup:
     def _stored(
         self, generation: int, reply: Reply | None, stored: "asyncio.Future[ErrorCode]"
     ) -> None:
-        self.send(GroupStored(generation, stored.result(), reply))
+        if not stored.cancelled():  # as when the event loop ends
+            self.send(GroupStored(generation, stored.result(), reply))
 
     def _report(self, before: State, event: Event) -> None:
         group, stats = self.state.group, self._context.stats
         if isinstance(event, SessionsExpired):
-            for member_id in event.member_ids:
-                if member_id not in group.members:
-                    stats.members_expired += 1
-                    limited_logger.info(
-                        "member expired",
-                        subject=group.group_id,
-                        group=group.group_id,
-                        member=member_id,
-                    )
+            expired = frozenset(event.member_ids) - group.members.keys()
+            stats.members_expired += len(expired)
+            if expired:
+                log_expired(group.group_id, expired)
         if group.generation != before.group.generation:
             stats.rebalances += 1
         if type(self.state) is type(before):
@@ -397,20 +357,5 @@ class LiveClassicGroup:
             logger.debug("group changed", **fields)
 
 
-def _growth_bytes(before: Mapping[str, Member], after: Mapping[str, Member]) -> int:
-    """Return how much more memory the members take after a change, in bytes.
-
-    At the end of a phase all members change, but not their protocols.
-    """
-    growth = -sum(before[key].memory_bytes for key in before.keys() - after.keys())
-    for key, member in after.items():
-        earlier = before.get(key)
-        if earlier is member:
-            continue
-        if earlier is None:
-            growth += member.memory_bytes
-        elif earlier.protocols is member.protocols:
-            growth += len(member.assignment) - len(earlier.assignment)
-        else:
-            growth += member.memory_bytes - earlier.memory_bytes
-    return growth
+def _size_of(assignments: Mapping[str, bytes]) -> int:
+    return sum(map(len, assignments.values()))

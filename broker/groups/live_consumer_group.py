@@ -32,6 +32,7 @@ from broker.groups.classic.subscription import (
     Subscription,
     decode_subscription_sliced,
 )
+from broker.groups.clock import Clock
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
@@ -54,7 +55,8 @@ from broker.groups.consumer.records import (
     tombstones,
 )
 from broker.groups.large_group_turns import LargeGroupTurns
-from broker.groups.live_classic_group import Clock, GroupStats, Timer
+from broker.groups.live_classic_group import GroupStats
+from broker.groups.member_deadlines import MemberDeadlines, log_expired
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_expiry import expired_unsubscribed
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
@@ -150,12 +152,13 @@ class LiveConsumerGroup:
         # When the topics of each expression were looked up. The group keeps the time at which they
         # changed: it writes no record without a change.
         self._resolved_ms: dict[str, int] = {}
-        self._sessions: dict[str, Timer] = {}
-        self._expired: dict[str, None] = {}  # members whose timers have fired just now
-        self._revocations: dict[str, tuple[int, Timer]] = {}
+        self._sessions = MemberDeadlines(context.clock, self._expire)
+        self._revocations = MemberDeadlines(context.clock, self._expire)
+        self._revoking_since: dict[str, int] = {}  # the member epoch at which it began
         # Classic members that have to join, or to sync, within their rebalance timeout.
-        self._joins: dict[str, Timer] = {}
-        self._syncs: dict[str, Timer] = {}
+        self._joins = MemberDeadlines(context.clock, self._expire)
+        self._syncs = MemberDeadlines(context.clock, self._expire)
+        self._deadlines = (self._sessions, self._revocations, self._joins, self._syncs)
 
     def note_size(self) -> None:
         """Report how large the members' metadata is."""
@@ -164,18 +167,16 @@ class LiveConsumerGroup:
 
     def start_sessions(self) -> None:
         """Give every member one session timeout to send a heartbeat, after the group was loaded."""
-        for member in self.group.members.values():
-            self._start_session(member.member_id)
+        members = self.group.members.values()
+        self._sessions.start({member.member_id: self._session_ms(member) for member in members})
+        for member in members:
             self._watch_revocation(member)
 
     def close(self) -> None:
         """Stop all timers: the group is not served any more."""
         self.is_dead = True
-        for timers in (self._sessions, self._joins, self._syncs):
-            for timer in timers.values():
-                timer.cancel()
-        for _, timer in self._revocations.values():
-            timer.cancel()
+        for deadlines in self._deadlines:
+            deadlines.close()
 
     @property
     def has_members(self) -> bool:
@@ -292,8 +293,8 @@ class LiveConsumerGroup:
             for expression in self.group.regexes
             if expression in regexes
         }
-        self._stop(self._joins, request.member_id)  # of a member that was a classic one
-        self._stop(self._syncs, request.member_id)
+        self._joins.stop((request.member_id,))  # of a member that was a classic one
+        self._syncs.stop((request.member_id,))
         await turns.take()
         await self._assign(client)
         await turns.take()
@@ -337,8 +338,7 @@ class LiveConsumerGroup:
 
     def _begin_removal(self, member_ids: Collection[str]) -> "asyncio.Future[ErrorCode] | None":
         """Remove members; return the append of a downgrade, if that is what follows."""
-        for member_id in member_ids:
-            self._forget_timers(member_id)
+        self._forget_deadlines(member_ids)
         remaining = self.group.without_members(member_ids)
         if self._may_downgrade(remaining):
             return self._context.downgrade(self, remaining, is_changed=True)
@@ -425,9 +425,9 @@ class LiveConsumerGroup:
             self._change(self.group.with_member(next_step))
         self._start_session(member_id)
         self._watch_revocation(next_step)
-        self._stop(self._joins, member_id)
-        self._stop(self._syncs, member_id)
-        self._start_rebalance_timer(self._syncs, next_step)
+        self._joins.stop((member_id,))
+        self._syncs.stop((member_id,))
+        self._syncs.start({member_id: next_step.rebalance_timeout_ms})
         await turns.take()
         error = await self._flush()
         return self._joined(next_step) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
@@ -456,11 +456,11 @@ class LiveConsumerGroup:
             return SyncAnswer(refused.code)
         error = classic_members.sync_error(self.group, member, request)
         if error is ErrorCode.REBALANCE_IN_PROGRESS:
-            self._start_rebalance_timer(self._joins, member)
+            self._await_join(member)
         if error is not ErrorCode.NONE:
             return SyncAnswer(error)
         assignment = classic_members.current_assignment(member, names)
-        self._stop(self._syncs, member.member_id)
+        self._syncs.stop((member.member_id,))
         self._start_session(member.member_id)
         error = await self._flush()
         if error is not ErrorCode.NONE:
@@ -481,7 +481,7 @@ class LiveConsumerGroup:
         self._start_session(member.member_id)
         if not classic_members.must_rejoin(self.group, member):
             return ErrorCode.NONE
-        self._start_rebalance_timer(self._joins, member)
+        self._await_join(member)
         return ErrorCode.REBALANCE_IN_PROGRESS
 
     async def classic_leave(self, request: LeaveRequested) -> LeaveAnswer:
@@ -683,78 +683,48 @@ class LiveConsumerGroup:
             self._start_session(member_id)
 
     def _start_session(self, member_id: str) -> None:
-        self._expired.pop(member_id, None)
-        self._stop(self._sessions, member_id)
-        member = self.group.members.get(member_id)
-        timeout_ms = self._context.rules.session_timeout_ms
+        timeout_ms = self._session_ms(self.group.members.get(member_id))
+        self._sessions.start({member_id: timeout_ms})
+
+    def _session_ms(self, member: ConsumerMember | None) -> int:
         if member is not None and member.classic is not None:
-            timeout_ms = member.classic.session_timeout_ms
-        self._sessions[member_id] = self._context.clock.call_later(
-            timeout_ms / 1000, partial(self._expire, member_id)
-        )
+            return member.classic.session_timeout_ms
+        return self._context.rules.session_timeout_ms
 
-    def _start_rebalance_timer(self, timers: dict[str, Timer], member: ConsumerMember) -> None:
-        """Give a classic member its rebalance timeout to join or to sync, if none runs yet."""
-        if member.member_id not in timers:
-            timers[member.member_id] = self._context.clock.call_later(
-                member.rebalance_timeout_ms / 1000, partial(self._expire, member.member_id)
-            )
-
-    @staticmethod
-    def _stop(timers: dict[str, Timer], member_id: str) -> None:
-        timer = timers.pop(member_id, None)
-        if timer is not None:
-            timer.cancel()
+    def _await_join(self, member: ConsumerMember) -> None:
+        """Give a classic member its rebalance timeout to join, if that does not run yet."""
+        if member.member_id not in self._joins:
+            self._joins.start({member.member_id: member.rebalance_timeout_ms})
 
     def _watch_revocation(self, member: ConsumerMember) -> None:
         """Give a member its rebalance timeout to revoke partitions that others wait for.
 
         A static member that has left has its session timeout to return.
         """
-        watched = self._revocations.get(member.member_id)
-        is_revoking = member.state is MemberState.UNREVOKED_PARTITIONS and not member.has_left
-        if watched is not None and is_revoking and watched[0] == member.epoch:
-            return
-        if watched is not None:
-            del self._revocations[member.member_id]
-            watched[1].cancel()
-        if is_revoking:
-            timer = self._context.clock.call_later(
-                member.rebalance_timeout_ms / 1000, partial(self._expire, member.member_id)
-            )
-            self._revocations[member.member_id] = member.epoch, timer
+        member_id = member.member_id
+        if member.state is not MemberState.UNREVOKED_PARTITIONS or member.has_left:
+            self._revocations.stop((member_id,))
+            self._revoking_since.pop(member_id, None)
+        elif self._revoking_since.get(member_id) != member.epoch:
+            self._revocations.start({member_id: member.rebalance_timeout_ms})
+            self._revoking_since[member_id] = member.epoch
 
-    def _forget_timers(self, member_id: str) -> None:
-        self._expired.pop(member_id, None)
-        for timers in (self._sessions, self._joins, self._syncs):
-            self._stop(timers, member_id)
-        revocation = self._revocations.pop(member_id, None)
-        if revocation is not None:
-            revocation[1].cancel()
+    def _forget_deadlines(self, member_ids: Collection[str]) -> None:
+        for deadlines in self._deadlines:
+            deadlines.stop(member_ids)
+        for member_id in member_ids:
+            self._revoking_since.pop(member_id, None)
 
-    def _expire(self, member_id: str) -> None:
-        """Remove a member that is silent, or that does not revoke its partitions.
+    def _expire(self, member_ids: tuple[str, ...]) -> None:
+        """Remove members that are silent, or that do not revoke their partitions.
 
-        It leaves together with the others whose time ends at the same time: after the group was
-        loaded, these may be all.
+        They leave together: after the group was loaded, these may be all.
         """
-        self._forget_timers(member_id)
-        if not self._expired:
-            self._context.clock.call_later(0, self._remove_expired)
-        self._expired[member_id] = None
-
-    def _remove_expired(self) -> None:
-        expired = [member_id for member_id in self._expired if member_id in self.group.members]
-        self._expired.clear()
+        self._forget_deadlines(member_ids)
+        expired = [member_id for member_id in member_ids if member_id in self.group.members]
         if not expired or self.is_dead:
             return
         self._context.stats.members_expired += len(expired)
-        for member_id in expired:
-            limited_logger.info(
-                "member expired",
-                subject=self.group.group_id,
-                group=self.group.group_id,
-                member=member_id,
-            )
+        log_expired(self.group.group_id, expired)
         if self._begin_removal(expired) is None:
             self._flush_soon()

@@ -9,17 +9,16 @@ import uuid
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
+from broker.groups.classic.members import Member
 from broker.groups.classic.membership import outgrows_record
 from broker.groups.classic.model import (
     NO_MEMBER_ID,
     ErrorAnswer,
-    Group,
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
     LeaveAnswer,
     LeaveRequested,
-    Member,
     SyncAnswer,
     SyncRequested,
 )
@@ -90,7 +89,7 @@ class MemberRequests:
         live = self._served.get(group_id)
         if not self._admits(group_id, live, request, creator):
             return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
-        if isinstance(live, LiveClassicGroup) and self._outgrows_record(live.group, request):
+        if isinstance(live, LiveClassicGroup) and self._outgrows_record(live, request):
             return JoinAnswer(ErrorCode.UNKNOWN_SERVER_ERROR, request.member_id)
         name = request.instance_id or request.client_id
         request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
@@ -120,13 +119,17 @@ class MemberRequests:
         live = self._served.get(group_id)
         await self._turns.wait(group_id, 0 if live is None else len(live.group.members))
 
-    def _outgrows_record(self, group: Group, request: JoinRequested) -> bool:
-        static = request.instance_id is not None and group.static_member(request.instance_id)
+    def _outgrows_record(self, live: LiveClassicGroup, request: JoinRequested) -> bool:
+        group = live.group
+        before = group.members.get(request.member_id)
+        if request.instance_id is not None:
+            before = group.static_member(request.instance_id) or before
         return outgrows_record(
-            {member.member_id: member.stored for member in group.members.values()},
-            static.member_id if static else request.member_id,
+            group.members.protocols,
+            () if before is None else before.protocols,
             request.protocols,
-            self._served.max_record_bytes(group.group_id),
+            assignment_bytes=live.assignment_bytes,
+            limit_bytes=self._served.max_record_bytes(group.group_id),
         )
 
     def _admits(

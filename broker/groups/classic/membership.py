@@ -1,18 +1,13 @@
 """Rules of membership: admission, the leader, and the protocol of a classic group."""
 
-from collections import Counter
-from collections.abc import Mapping
-
+from broker.groups.classic.members import Protocols, ProtocolTotals
 from broker.groups.classic.model import (
-    NO_ASSIGNMENT,
     Empty,
     Group,
     GroupRules,
     JoinRequested,
     PreparingRebalance,
-    Protocols,
     State,
-    stored_bytes,
 )
 from protocol.errors import ErrorCode
 
@@ -27,29 +22,28 @@ def has_room(state: State, member_id: str, rules: GroupRules) -> bool:
     if isinstance(state, Empty):
         return True
     if isinstance(state, PreparingRebalance):
-        member = members.get(member_id)
-        if member is not None and member.join_waiter is not None:
-            return True
-        waiting = sum(1 for m in members.values() if m.join_waiter is not None)
-        return waiting < rules.max_group_size
+        joins = state.group.joins
+        return member_id in joins or len(joins) < rules.max_group_size
     return member_id in members or len(members) < rules.max_group_size
 
 
 def outgrows_record(
-    members: Mapping[str, tuple[Protocols, bytes]],
-    member_id: str,
-    protocols: Protocols,
+    totals: ProtocolTotals,
+    before: Protocols,
+    after: Protocols,
+    *,
+    assignment_bytes: int = 0,
     limit_bytes: int,
 ) -> bool:
-    """Return whether a join with these protocols makes a group too large for its record.
+    """Return whether a join makes a group too large for its record.
 
-    `members`: see `stored_bytes`. Kafka admits the member, and then can store no assignment.
+    The member has the protocols `before`, and joins with those of `after`. Kafka admits the member,
+    and then can store no assignment.
     """
-    before, assignment = members.get(member_id, ((), NO_ASSIGNMENT))
-    if sum(len(data) for _, data in protocols) <= sum(len(data) for _, data in before):
+    if sum(len(data) for _, data in after) <= sum(len(data) for _, data in before):
         return False
-    others = {key: stored for key, stored in members.items() if key != member_id}
-    return stored_bytes((*others.values(), (protocols, assignment))) > limit_bytes
+    totals = totals.changed((before,) if before else (), (after,))
+    return totals.largest_bytes + assignment_bytes > limit_bytes
 
 
 def speaks_common_protocol(state: State, event: JoinRequested) -> bool:
@@ -59,7 +53,7 @@ def speaks_common_protocol(state: State, event: JoinRequested) -> bool:
         return bool(event.protocol_type) and bool(names)
     if event.protocol_type != state.group.protocol_type:
         return False
-    shared = _supported_by_all(state.group)
+    shared = state.group.members.protocols.supported_by_all()
     return bool(names) and (shared is None or any(name in shared for name in names))
 
 
@@ -78,31 +72,6 @@ def identity_error(group: Group, member_id: str, instance_id: str | None) -> Err
 
 def elected_leader(group: Group) -> str | None:
     """Return the present leader if it has joined again, else the first member that has joined."""
-    joined = [m.member_id for m in group.members.values() if m.join_waiter is not None]
-    if group.leader in joined:
+    if group.leader in group.joins:
         return group.leader
-    return joined[0] if joined else None
-
-
-def elected_protocol(group: Group) -> str:
-    """Return the protocol with the most votes; in a tie, the one that got a vote first.
-
-    Each member votes for its most preferred protocol of those that all members support. There is at
-    least one, because `speaks_common_protocol` refuses other members.
-    """
-    shared = _supported_by_all(group)
-    assert shared, "members without a common protocol"
-    votes = Counter(
-        next(name for name, _ in member.protocols if name in shared)
-        for member in group.members.values()
-    )
-    return max(votes, key=votes.__getitem__)
-
-
-def _supported_by_all(group: Group) -> set[str] | None:
-    """Return the protocols that every member supports; None without members: any protocol."""
-    shared: set[str] | None = None
-    for member in group.members.values():
-        names = [name for name, _ in member.protocols]
-        shared = set(names) if shared is None else shared.intersection(names)
-    return shared
+    return next((member_id for member_id in group.members if member_id in group.joins), None)

@@ -1,4 +1,4 @@
-"""The types of classic groups: members, states, events, effects, answers.
+"""The types of classic groups: the group, states, events, effects, answers.
 
 Rules. All values are frozen, and mappings inside them never change.
 A *waiter* is the number of a request without an answer; LiveClassicGroup maps it to the request.
@@ -6,18 +6,13 @@ Source of the behaviour: Kafka's classic group protocol (KIP-62 sessions and reb
 KIP-345 static members, KIP-394 member ids first, KIP-814 skipped assignments).
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
-from broker.quotas.memory_budget import memory_of_text
+from broker.groups.classic.members import NO_ASSIGNMENT, Member, Members, Protocols, memory_of
 from protocol.errors import ErrorCode
 
 NO_MEMBER_ID = ""
-NO_ASSIGNMENT = b""
-
-Protocols = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,92 +30,34 @@ class GroupRules:
     new_member_join_timeout_ms: int = 300_000
 
 
-# Of memory, for each member beside its metadata and names.
-MEMBER_BYTES: Final = 1_000
-
-
-def memory_of(protocols: Protocols, *names: str | None) -> int:
-    """Return about how many bytes of memory a member with these protocols and names takes."""
-    return (
-        MEMBER_BYTES
-        + sum(memory_of_text(name) for name in names if name is not None)
-        + sum(memory_of_text(name) + len(metadata) for name, metadata in protocols)
-    )
-
-
-def stored_bytes(members: Iterable[tuple[Protocols, bytes]]) -> int:
-    """Return how many bytes of metadata and assignments the record of a group has at most.
-
-    `members` are protocols and assignments. The record has the metadata for the protocol that is
-    elected, and which one that is can change with every member.
-    """
-    assignments, metadata_of = 0, Counter[str]()
-    for protocols, assignment in members:
-        assignments += len(assignment)
-        for name, metadata in protocols:
-            metadata_of[name] += len(metadata)
-    return assignments + max(metadata_of.values(), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member. `protocols`: (name, metadata) in the order of its preference."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: Protocols
-    assignment: bytes = NO_ASSIGNMENT
-    join_waiter: int | None = None
-    sync_waiter: int | None = None
-    is_new: bool = False  # no finished join has returned its id yet
-
-    def metadata(self, protocol_name: str | None) -> bytes:
-        """Return the member's metadata for a protocol; empty if it does not support it."""
-        wanted = protocol_name or ""
-        for name, metadata in self.protocols:
-            if name == wanted:
-                return metadata
-        return b""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return about how many bytes of memory it takes."""
-        return len(self.assignment) + memory_of(self.protocols, self.instance_id, self.client_id)
-
-    @property
-    def stored(self) -> tuple[Protocols, bytes]:
-        """Return what `stored_bytes` counts."""
-        return self.protocols, self.assignment
-
-    @property
-    def waits(self) -> bool:
-        """Return whether it waits for an answer; then it need not send heartbeats."""
-        return self.join_waiter is not None or self.sync_waiter is not None
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The data that all states share. `generation` counts finished joins."""
+    """The data that all states share. `generation` counts finished joins.
+
+    What changes for all members in one step is in mappings of the group, by member, not in the
+    members: so no step makes each member anew.
+    """
 
     group_id: str
     generation: int = 0
     protocol_type: str | None = None
     protocol_name: str | None = None
     leader: str | None = None
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Members = field(default_factory=Members.of)
+    assignments: Mapping[str, bytes] = field(default_factory=dict)  # a missing one is empty
+    joins: Mapping[str, int] = field(default_factory=dict)  # waiters of JoinGroup
+    syncs: Mapping[str, int] = field(default_factory=dict)  # waiters of SyncGroup
+    new: frozenset[str] = frozenset()  # members whose ids no finished join has returned yet
     pending: frozenset[str] = frozenset()
     since_ms: int = -1  # wall time of the last change of state; -1 if an old record has none
 
+    def assignment(self, member_id: str) -> bytes:
+        """Return the assignment of a member."""
+        return self.assignments.get(member_id, NO_ASSIGNMENT)
+
     def static_member(self, instance_id: str) -> Member | None:
         """Return the member with this group.instance.id."""
-        for member in self.members.values():
-            if member.instance_id == instance_id:
-                return member
-        return None
+        return self.members.with_instance(instance_id)
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -130,7 +67,7 @@ class Group:
     @property
     def all_joined(self) -> bool:
         """Return whether every member has joined."""
-        return not self.pending and all(m.join_waiter is not None for m in self.members.values())
+        return not self.pending and len(self.joins) == len(self.members)
 
 
 # States -----------------------------------------------------------------------------------------
@@ -375,18 +312,29 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class StartSession:
-    """Restart a member's session timer: send SessionsExpired after `timeout_ms`."""
+class Replies:
+    """Answer the waiting requests of members, which may be thousands, by id."""
 
-    member_id: str
-    timeout_ms: int
+    waiters: Mapping[str, int]
+    answer: Callable[[str], Answer]
+
+    def __iter__(self) -> Iterator[Reply]:
+        """Yield the replies; each answer is made when its turn comes."""
+        return (Reply(waiter, self.answer(key)) for key, waiter in self.waiters.items())
 
 
 @dataclass(frozen=True, slots=True)
-class StopSession:
-    """Stop a member's session timer."""
+class StartSessions:
+    """Restart the session timers of members: send SessionsExpired after these times (ms)."""
 
-    member_id: str
+    timeouts_ms: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StopSessions:
+    """Stop the session timers of members."""
+
+    member_ids: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,8 +371,9 @@ class StoreGroup:
 
 Effect = (
     Reply
-    | StartSession
-    | StopSession
+    | Replies
+    | StartSessions
+    | StopSessions
     | StartJoinTimer
     | StopJoinTimer
     | StartSyncTimer

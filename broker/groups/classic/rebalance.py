@@ -3,14 +3,15 @@
 This is part of the pure state machine of broker/groups/classic/state.py and follows its rules.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from broker.groups.classic.membership import elected_leader, elected_protocol
+from broker.groups.classic.members import Member
+from broker.groups.classic.membership import elected_leader
 from broker.groups.classic.model import (
-    NO_ASSIGNMENT,
     NO_MEMBER_ID,
     CompletingRebalance,
     Effect,
@@ -20,16 +21,15 @@ from broker.groups.classic.model import (
     GroupRules,
     JoinAnswer,
     Live,
-    Member,
     PreparingRebalance,
-    Reply,
+    Replies,
     Stable,
     StartJoinTimer,
-    StartSession,
+    StartSessions,
     StartSyncTimer,
     Step,
     StopJoinTimer,
-    StopSession,
+    StopSessions,
     StopSyncTimer,
     StoreGroup,
     SyncAnswer,
@@ -41,6 +41,7 @@ GENERATION_MAX = 2**31 - 1  # int32 on the wire
 NO_ASSIGNMENTS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 L = TypeVar("L", bound=Live)
+V = TypeVar("V")
 Phase = Callable[[Live, GroupRules, int], Step]
 
 
@@ -89,11 +90,9 @@ def _maybe_complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: i
 def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
     """End the join phase: the members that joined form the next generation."""
     effects: list[Effect] = [StopJoinTimer()]
-    late = [
-        m.member_id
-        for m in state.group.members.values()
-        if m.join_waiter is None and m.instance_id is None
-    ]
+    group = state.group
+    missing = [member for key, member in group.members.items() if key not in group.joins]
+    late = [member.member_id for member in missing if member.instance_id is None]
     remaining, removal = remove(state, late)
     effects.extend(removal)
     group = remaining.group
@@ -106,34 +105,29 @@ def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
     if not group.members:
         group = replace(group, protocol_name=None)
         return Empty(group), (*effects, StoreGroup(group))
-    group = replace(group, protocol_name=elected_protocol(group))
-    members = {}
-    for member in group.members.values():
-        if member.join_waiter is not None:
-            effects.append(Reply(member.join_waiter, joined(group, member)))
-        effects.append(session(member))
-        members[member.member_id] = replace(member, join_waiter=None, is_new=False)
-    effects.append(StartSyncTimer(group.rebalance_timeout_ms))
-    unsynced = frozenset(members)
-    return CompletingRebalance(replace(group, members=members), unsynced), tuple(effects)
+    joins = group.joins
+    protocol_name = group.members.protocols.elected()
+    group = replace(group, protocol_name=protocol_name, joins={}, new=frozenset())
+    effects += [
+        Replies(joins, partial(joined, group)),
+        sessions(group, group.members),
+        StartSyncTimer(group.rebalance_timeout_ms),
+    ]
+    return CompletingRebalance(group, frozenset(group.members)), tuple(effects)
 
 
 def propagate(
     state: CompletingRebalance, error: ErrorCode, assignments: Mapping[str, bytes] = NO_ASSIGNMENTS
 ) -> tuple[CompletingRebalance, Effects]:
     """Answer all members that wait for an assignment, with the assignment or with the error."""
-    effects: list[Effect] = []
-    members = {}
-    for member in state.group.members.values():
-        assignment = assignments.get(member.member_id, NO_ASSIGNMENT)
-        if member.sync_waiter is not None:
-            failed = error is not ErrorCode.NONE
-            answer = SyncAnswer(error) if failed else synced(state.group, assignment)
-            effects.append(Reply(member.sync_waiter, answer))
-            effects.append(session(member))
-        members[member.member_id] = replace(member, assignment=assignment, sync_waiter=None)
-    group = replace(state.group, members=members)
-    return replace(state, group=group, assignment=None), tuple(effects)
+    syncs = state.group.syncs
+    group = replace(state.group, assignments=assignments, syncs={})
+    effects: Effects = ()
+    if syncs:
+        is_error = error is not ErrorCode.NONE
+        answer = partial(_refused, error) if is_error else partial(synced, group)
+        effects = (Replies(syncs, answer), sessions(group, syncs))
+    return replace(state, group=group, assignment=None), effects
 
 
 # Small parts ------------------------------------------------------------------------------------
@@ -158,7 +152,7 @@ def with_group(state: L, group: Group) -> L:
 
 def with_member(group: Group, member: Member) -> Group:
     """Return the group with this member added or replaced."""
-    return replace(group, members={**group.members, member.member_id: member})
+    return replace(group, members=group.members.with_member(member))
 
 
 def remove(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
@@ -166,17 +160,23 @@ def remove(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
 
     Takes as long for all members as for one: a whole group may expire at the same time.
     """
+    if not member_ids:
+        return state, ()
     group, removed = state.group, frozenset(member_ids)
-    effects: list[Effect] = []
-    for member_id in member_ids:
-        assert has_member(group, member_id), member_id
-        effects.append(StopSession(member_id))
-        member = group.members.get(member_id)
-        if member is not None:
-            effects.extend(answers(member, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
-    members = {key: value for key, value in group.members.items() if key not in removed}
-    leader = group.leader if group.leader in members else next(iter(members), None)
-    group = replace(group, members=members, leader=leader, pending=group.pending - removed)
+    assert removed <= group.pending.union(group.members), removed
+    effects: list[Effect] = [StopSessions(member_ids)]
+    effects.extend(answers(group, removed, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
+    members = group.members.without(member_ids)
+    group = replace(
+        group,
+        members=members,
+        leader=group.leader if group.leader in members else next(iter(members), None),
+        assignments=_without(group.assignments, removed),
+        joins=_without(group.joins, removed),
+        syncs=_without(group.syncs, removed),
+        new=group.new - removed,
+        pending=group.pending - removed,
+    )
     state = with_group(state, group)
     if isinstance(state, CompletingRebalance | Stable) and not removed.isdisjoint(state.unsynced):
         state = replace(state, unsynced=state.unsynced - removed)
@@ -185,32 +185,52 @@ def remove(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
     return state, tuple(effects)
 
 
-def answers(member: Member, error: ErrorCode, member_id: str) -> Effects:
-    """Return replies with the same error to all waiting requests of a member."""
+def _without(by_member: Mapping[str, V], removed: frozenset[str]) -> Mapping[str, V]:
+    if removed.isdisjoint(by_member):
+        return by_member
+    return {key: value for key, value in by_member.items() if key not in removed}
+
+
+def answers(
+    group: Group, member_ids: Collection[str], error: ErrorCode, named: str | None = None
+) -> Effects:
+    """Return replies with an error to the waiting requests of members; a join has an id.
+
+    The id is that of the member, or the one that is `named`.
+    """
     effects: list[Effect] = []
-    if member.join_waiter is not None:
-        effects.append(Reply(member.join_waiter, JoinAnswer(error, member_id)))
-    if member.sync_waiter is not None:
-        effects.append(Reply(member.sync_waiter, SyncAnswer(error)))
+    joins = {key: waiter for key, waiter in group.joins.items() if key in member_ids}
+    syncs = {key: waiter for key, waiter in group.syncs.items() if key in member_ids}
+    if joins:
+        effects.append(
+            Replies(joins, lambda key: JoinAnswer(error, key if named is None else named))
+        )
+    if syncs:
+        effects.append(Replies(syncs, partial(_refused, error)))
     return tuple(effects)
 
 
-def session(member: Member) -> StartSession:
-    """Return the effect that restarts the member's session timer."""
-    return StartSession(member.member_id, member.session_timeout_ms)
+def _refused(error: ErrorCode, _member_id: str) -> SyncAnswer:
+    return SyncAnswer(error)
 
 
-def joined(group: Group, member: Member) -> JoinAnswer:
+def sessions(group: Group, member_ids: Iterable[str]) -> StartSessions:
+    """Return the effect that restarts the session timers of members."""
+    members = group.members
+    return StartSessions({key: members[key].session_timeout_ms for key in member_ids})
+
+
+def joined(group: Group, member_id: str) -> JoinAnswer:
     """Return the answer to JoinGroup; only the leader gets the list of members."""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
-    if member.member_id == group.leader:
+    if member_id == group.leader:
         members = tuple(
             (m.member_id, m.instance_id, m.metadata(group.protocol_name))
             for m in group.members.values()
         )
     return JoinAnswer(
         ErrorCode.NONE,
-        member.member_id,
+        member_id,
         group.generation,
         group.protocol_type,
         group.protocol_name,
@@ -219,15 +239,13 @@ def joined(group: Group, member: Member) -> JoinAnswer:
     )
 
 
-def synced(group: Group, assignment: bytes) -> SyncAnswer:
+def synced(group: Group, member_id: str) -> SyncAnswer:
     """Return the answer to SyncGroup."""
-    return SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol_name, assignment)
+    return SyncAnswer(
+        ErrorCode.NONE, group.protocol_type, group.protocol_name, group.assignment(member_id)
+    )
 
 
-def assigned(group: Group, assignments: Mapping[str, bytes]) -> Group:
-    """Return the group with the leader's assignments; a missing one is empty."""
-    members = {
-        m.member_id: replace(m, assignment=assignments.get(m.member_id, NO_ASSIGNMENT))
-        for m in group.members.values()
-    }
-    return replace(group, members=members)
+def assigned(group: Group, assignments: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """Return the leader's assignments of members; a missing one is empty."""
+    return {key: data for key, data in assignments.items() if key in group.members}

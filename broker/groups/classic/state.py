@@ -12,10 +12,11 @@ Rules
 This module does not know offsets, records, futures or connections.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from broker.groups.classic.members import Member
 from broker.groups.classic.membership import (
-    elected_protocol,
     has_room,
     identity_error,
     speaks_common_protocol,
@@ -43,17 +44,16 @@ from broker.groups.classic.model import (
     LeaveAnswer,
     LeaveRequested,
     Live,
-    Member,
     PreparingRebalance,
     Reply,
     SessionsExpired,
     Stable,
     StartJoinTimer,
-    StartSession,
+    StartSessions,
     State,
     Step,
     StopJoinTimer,
-    StopSession,
+    StopSessions,
     StopSyncTimer,
     StoreGroup,
     SyncAnswer,
@@ -73,7 +73,7 @@ from broker.groups.classic.rebalance import (
     prepare_or_complete,
     propagate,
     remove,
-    session,
+    sessions,
     synced,
     with_group,
     with_member,
@@ -107,7 +107,7 @@ def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> St
         case _, WaiterGone(waiter):
             return _waiter_gone(state, waiter)
         case Empty(group), Deleted():
-            return Dead(group), tuple(StopSession(member_id) for member_id in sorted(group.pending))
+            return Dead(group), (StopSessions(group.pending),) if group.pending else ()
         case _, Unloaded(error):
             return _unload(state, error)
         case _:
@@ -120,7 +120,7 @@ def restored(group: Group) -> Step:
 
 
 def _restored_members(group: Group) -> tuple[Stable, Effects]:
-    return Stable(group), tuple(session(member) for member in group.members.values())
+    return Stable(group), (sessions(group, group.members),)
 
 
 def downgraded(group: Group, rules: GroupRules, now_ms: int, *, is_changed: bool) -> Step:
@@ -188,18 +188,18 @@ def _join_without_id(state: Live, event: JoinRequested, rules: GroupRules, now_m
         return state, (Reply(event.waiter, JoinAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)),)
     pending = group.pending | {event.new_member_id}
     return with_group(state, replace(group, pending=pending)), (
-        StartSession(event.new_member_id, event.session_timeout_ms),
+        StartSessions({event.new_member_id: event.session_timeout_ms}),
         Reply(event.waiter, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id)),
     )
 
 
 def _add(state: Live, event: JoinRequested, member_id: str, rules: GroupRules, now_ms: int) -> Step:
     group = state.group
-    member = replace(_member_of(event, member_id), is_new=True)
-    members = {**group.members, member_id: member}
     group = replace(
         group,
-        members=members,
+        members=group.members.with_member(_member_of(event, member_id)),
+        joins={**group.joins, member_id: event.waiter},
+        new=group.new | {member_id},
         pending=group.pending - {member_id},
         leader=group.leader or member_id,
         protocol_type=group.protocol_type if group.members else event.protocol_type,
@@ -207,8 +207,8 @@ def _add(state: Live, event: JoinRequested, member_id: str, rules: GroupRules, n
     state = with_group(state, group)
     if isinstance(state, PreparingRebalance) and state.initial:
         state = replace(state, member_added=True)
-    session = StartSession(member_id, rules.new_member_join_timeout_ms)
-    return chain((state, (session,)), prepare_or_complete, rules, now_ms)
+    started = StartSessions({member_id: rules.new_member_join_timeout_ms})
+    return chain((state, (started,)), prepare_or_complete, rules, now_ms)
 
 
 def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
@@ -218,10 +218,10 @@ def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -
     match state:
         # The client may have missed the answer; nothing changed, so repeat it.
         case CompletingRebalance() if unchanged:
-            return state, (Reply(event.waiter, joined(group, member)),)
+            return state, (Reply(event.waiter, joined(group, member.member_id)),)
         # A leader that rejoins asks for a new assignment, even with unchanged metadata.
         case Stable() if unchanged and group.leader != member.member_id:
-            return state, (Reply(event.waiter, joined(group, member)),)
+            return state, (Reply(event.waiter, joined(group, member.member_id)),)
     return chain(_await_join(state, event, member), prepare_or_complete, rules, now_ms)
 
 
@@ -229,30 +229,34 @@ def _replace_static(
     state: Live, event: JoinRequested, old: Member, rules: GroupRules, now_ms: int
 ) -> Step:
     """Give a static member that returned without its id a new id, and fence the old one."""
-    old_leader = state.group.leader
-    fenced = answers(old, ErrorCode.FENCED_INSTANCE_ID, old.member_id)
-    new = replace(_member_of(event, event.new_member_id), assignment=old.assignment)
-    members = {m.member_id: m for m in state.group.members.values() if m is not old}
-    members[new.member_id] = new
-    leader = new.member_id if old_leader == old.member_id else old_leader
-    state = with_group(state, replace(state.group, members=members, leader=leader))
-    state = _renamed_unsynced(state, old.member_id, new.member_id)
+    before, old_id, new_id = state.group, old.member_id, event.new_member_id
+    fenced = answers(before, (old_id,), ErrorCode.FENCED_INSTANCE_ID)
+    leader = new_id if before.leader == old_id else before.leader
+    group = replace(
+        before,
+        members=before.members.changed((old_id,), (_member_of(event, new_id),)),
+        leader=leader,
+        assignments=_renamed(before.assignments, old_id, new_id),
+        joins={key: waiter for key, waiter in before.joins.items() if key != old_id},
+        syncs={key: waiter for key, waiter in before.syncs.items() if key != old_id},
+        new=before.new - {old_id},
+    )
+    state = _renamed_unsynced(with_group(state, group), old_id, new_id)
     effects: Effects = (
         *fenced,
-        StopSession(old.member_id),
-        StartSession(new.member_id, new.session_timeout_ms),
+        StopSessions((old_id,)),
+        StartSessions({new_id: event.session_timeout_ms}),
     )
-    group = state.group
-    if isinstance(state, Stable) and elected_protocol(group) == group.protocol_name:
+    if isinstance(state, Stable) and group.members.protocols.elected() == group.protocol_name:
         # No rebalance is needed, but the new id must be in the log before the client uses it.
-        answer = joined(group, new)
+        answer = joined(group, new_id)
         if event.may_skip_assignment:
-            answer = replace(answer, skip_assignment=leader == new.member_id)
+            answer = replace(answer, skip_assignment=leader == new_id)
         else:
             # Before KIP-814, only the old leader's id in the answer keeps a leader from assigning.
-            answer = replace(answer, leader=old_leader or "", members=())
-        state = with_group(state, with_member(group, replace(new, join_waiter=None)))
-        return state, (*effects, StoreGroup(state.group, Reply(event.waiter, answer)))
+            answer = replace(answer, leader=before.leader or "", members=())
+        return state, (*effects, StoreGroup(group, Reply(event.waiter, answer)))
+    state = with_group(state, replace(group, joins={**group.joins, new_id: event.waiter}))
     return chain((state, effects), prepare_or_complete, rules, now_ms)
 
 
@@ -262,22 +266,23 @@ def _sync(state: Live, event: SyncRequested) -> Step:
         return state, (Reply(event.waiter, SyncAnswer(error)),)
     assert isinstance(state, CompletingRebalance | Stable)
     group = state.group
-    member = group.members[event.member_id]
-    unsynced = state.unsynced - {event.member_id}
+    member_id = event.member_id
+    unsynced = state.unsynced - {member_id}
     effects: list[Effect] = []
     if not unsynced and state.unsynced:
         effects.append(StopSyncTimer())
     if isinstance(state, Stable):
-        answer = synced(group, member.assignment)
+        answer = synced(group, member_id)
         return replace(state, unsynced=unsynced), (*effects, Reply(event.waiter, answer))
-    if member.sync_waiter is not None:
+    if member_id in group.syncs:
         again = SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
-        effects.append(Reply(member.sync_waiter, again))
-    group = with_member(group, replace(member, sync_waiter=event.waiter))
+        effects.append(Reply(group.syncs[member_id], again))
+    group = replace(group, syncs={**group.syncs, member_id: event.waiter})
     state = replace(state, group=group, unsynced=unsynced)
-    if event.member_id == group.leader and state.assignment is None:
-        state = replace(state, assignment=event.assignments)
-        effects.append(StoreGroup(assigned(group, event.assignments)))
+    if member_id == group.leader and state.assignment is None:
+        assignment = assigned(group, event.assignments)
+        state = replace(state, assignment=assignment)
+        effects.append(StoreGroup(replace(group, assignments=assignment)))
     return state, tuple(effects)
 
 
@@ -306,7 +311,7 @@ def _heartbeat(state: Live, event: HeartbeatReceived) -> Step:
         return state, (Reply(event.waiter, ErrorAnswer(error)),)
     if isinstance(state, PreparingRebalance):
         error = ErrorCode.REBALANCE_IN_PROGRESS
-    return state, (session(group.members[event.member_id]), Reply(event.waiter, ErrorAnswer(error)))
+    return state, (sessions(group, (event.member_id,)), Reply(event.waiter, ErrorAnswer(error)))
 
 
 def _commit(state: Live, event: CommitRequested) -> Step:
@@ -325,7 +330,7 @@ def _commit(state: Live, event: CommitRequested) -> Step:
         # The member does not know its new partitions yet: it may commit for another's partition.
         # As in Kafka, a transaction may: its producer does not know this error and would fail.
         error = ErrorCode.REBALANCE_IN_PROGRESS
-    return state, (session(group.members[event.member_id]), Reply(event.waiter, ErrorAnswer(error)))
+    return state, (sessions(group, (event.member_id,)), Reply(event.waiter, ErrorAnswer(error)))
 
 
 def _leave(state: Live, event: LeaveRequested, rules: GroupRules, now_ms: int) -> Step:
@@ -358,17 +363,14 @@ def _leaver(group: Group, member_id: str, instance_id: str | None) -> tuple[str,
 
 
 def _expire(state: Live, event: SessionsExpired, rules: GroupRules, now_ms: int) -> Step:
-    effects: list[Effect] = []
-    silent: list[str] = []
-    for member_id in event.member_ids:
-        member = state.group.members.get(member_id)
-        if not has_member(state.group, member_id):
-            raise IllegalGroupTransitionError(state, event)
-        if member is not None and member.waits and not member.is_new:
-            # It waits for an answer from the broker, so its silence is legitimate.
-            effects.append(session(member))
-        else:
-            silent.append(member_id)
+    group, effects = state.group, list[Effect]()
+    if not group.pending.union(group.members).issuperset(event.member_ids):
+        raise IllegalGroupTransitionError(state, event)
+    # If a member waits for an answer from the broker, its silence is legitimate.
+    excused = (group.joins.keys() | group.syncs.keys()) - group.new
+    silent = [key for key in event.member_ids if key not in excused]
+    if len(silent) < len(event.member_ids):
+        effects.append(sessions(group, excused.intersection(event.member_ids)))
     if not silent:
         return state, tuple(effects)
     state, removal = remove(state, silent)
@@ -411,28 +413,38 @@ def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> 
 
 
 def _waiter_gone(state: Live, waiter: int) -> Step:
-    for member in state.group.members.values():
-        if waiter in (member.join_waiter, member.sync_waiter):
-            without_waiter = replace(member, join_waiter=None, sync_waiter=None, is_new=False)
-            group = with_member(state.group, without_waiter)
-            return with_group(state, group), (session(member),)
-    return state, ()
+    group = state.group
+    waiting = (*group.joins.items(), *group.syncs.items())
+    member_id = next((key for key, number in waiting if number == waiter), None)
+    if member_id is None:
+        return state, ()
+    group = replace(
+        group,
+        joins={key: number for key, number in group.joins.items() if key != member_id},
+        syncs={key: number for key, number in group.syncs.items() if key != member_id},
+        new=group.new - {member_id},
+    )
+    return with_group(state, group), (sessions(group, (member_id,)),)
 
 
 def _unload(state: Live, error: ErrorCode) -> Step:
+    group = state.group
     effects: list[Effect] = [StopJoinTimer(), StopSyncTimer()]
-    effects.extend(StopSession(member_id) for member_id in sorted(state.group.pending))
-    for member in state.group.members.values():
-        effects.append(StopSession(member.member_id))
-        effects.extend(answers(member, error, member.member_id))
-    members = {
-        m.member_id: replace(m, join_waiter=None, sync_waiter=None)
-        for m in state.group.members.values()
-    }
-    return Dead(replace(state.group, members=members, pending=frozenset())), tuple(effects)
+    serving = (*group.pending, *group.members)
+    if serving:
+        effects.append(StopSessions(serving))
+    effects.extend(answers(group, group.members, error))
+    return Dead(replace(group, joins={}, syncs={}, pending=frozenset())), tuple(effects)
 
 
 # Small parts ------------------------------------------------------------------------------------
+
+
+def _renamed(assignments: Mapping[str, bytes], old_id: str, new_id: str) -> Mapping[str, bytes]:
+    if old_id not in assignments:
+        return assignments
+    others = {key: data for key, data in assignments.items() if key != old_id}
+    return {**others, new_id: assignments[old_id]}
 
 
 def _renamed_unsynced(state: Live, old_id: str, new_id: str) -> Live:
@@ -442,19 +454,20 @@ def _renamed_unsynced(state: Live, old_id: str, new_id: str) -> Live:
 
 
 def _await_join(state: Live, event: JoinRequested, member: Member) -> tuple[Live, Effects]:
+    group, member_id = state.group, member.member_id
     effects: Effects = ()
-    if member.join_waiter is not None:
+    if member_id in group.joins:
         # The member joins over a new connection; the request of the old one must be repeated.
-        retry = JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id)
-        effects = (Reply(member.join_waiter, retry),)
+        retry = JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member_id)
+        effects = (Reply(group.joins[member_id], retry),)
     joining = replace(
         member,
         protocols=event.protocols,
         session_timeout_ms=event.session_timeout_ms,
         rebalance_timeout_ms=event.rebalance_timeout_ms,
-        join_waiter=event.waiter,
     )
-    return with_group(state, with_member(state.group, joining)), effects
+    joins = {**group.joins, member_id: event.waiter}
+    return with_group(state, replace(with_member(group, joining), joins=joins)), effects
 
 
 def _member_of(event: JoinRequested, member_id: str) -> Member:
@@ -466,5 +479,4 @@ def _member_of(event: JoinRequested, member_id: str) -> Member:
         session_timeout_ms=event.session_timeout_ms,
         rebalance_timeout_ms=event.rebalance_timeout_ms,
         protocols=event.protocols,
-        join_waiter=event.waiter,
     )

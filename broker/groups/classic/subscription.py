@@ -9,8 +9,9 @@ versions 0 to 3; later versions only add fields.
 import struct
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
+from broker.event_loop.loop_turns import run_at_once
 from broker.groups.classic.model import Group
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -20,7 +21,6 @@ ENTRIES_MAX = 50_000
 ENTRIES_PER_SLICE = 4_096  # of a message that is read in slices, in 1.5 ms
 
 NOT_UTF_8: Final = "a name is not UTF-8"
-T = TypeVar("T")
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -61,7 +61,7 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
         for member in group.members.values():
             reader = _Reader(member.metadata(group.protocol_name), entries)
             reader.int16()
-            topics |= _run(reader.topics())
+            topics |= run_at_once(reader.topics())
             entries = reader.entries
     except InvalidMetadataError:
         return None
@@ -70,7 +70,7 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
 
 def decode_subscription(metadata: bytes) -> Subscription:
     """Return a member's subscription. Raises InvalidMetadataError."""
-    return _run(decode_subscription_sliced(metadata))
+    return run_at_once(decode_subscription_sliced(metadata))
 
 
 def decode_subscription_sliced(metadata: bytes) -> Generator[None, None, Subscription]:
@@ -97,27 +97,18 @@ def decode_assignment(data: bytes) -> MemberAssignment:
         return MemberAssignment({}, b"")
     reader = _Reader(data)
     reader.int16()
-    return MemberAssignment(_run(reader.topic_partitions()), reader.nullable_bytes() or b"")
+    return MemberAssignment(run_at_once(reader.topic_partitions()), reader.nullable_bytes() or b"")
 
 
 def encode_assignment(version: int, partitions: TopicPartitions) -> bytes:
     """Return the assignment in the version of the member's subscription."""
     parts = [_INT16.pack(max(0, min(version, VERSION_MAX))), _INT32.pack(len(partitions))]
-    for name, indexes in sorted(partitions.items()):
-        encoded = name.encode()
-        parts += [_INT16.pack(len(encoded)), encoded, _INT32.pack(len(indexes))]
-        parts += [_INT32.pack(index) for index in indexes]
+    for name, indexes in partitions.items():
+        encoded, count = name.encode(), len(indexes)
+        numbers = struct.pack(f">{count + 1}i", count, *sorted(indexes))
+        parts += (_INT16.pack(len(encoded)), encoded, numbers)
     parts.append(_INT32.pack(-1))
     return b"".join(parts)
-
-
-def _run(slices: Generator[None, None, T]) -> T:
-    while True:
-        try:
-            next(slices)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
 
 
 class _Reader:

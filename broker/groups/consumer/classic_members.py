@@ -14,20 +14,14 @@ when to join again. Its generation is its member epoch. The group has no leader.
 Source: KIP-848 and the group coordinator of Kafka 4.3.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from broker.groups.classic.membership import elected_protocol, outgrows_record
-from broker.groups.classic.model import (
-    NO_ASSIGNMENT,
-    NO_MEMBER_ID,
-    Group,
-    JoinRequested,
-    Member,
-    SyncRequested,
-)
+from broker.groups.classic.members import Member, Members, ProtocolTotals
+from broker.groups.classic.membership import outgrows_record
+from broker.groups.classic.model import NO_MEMBER_ID, Group, JoinRequested, SyncRequested
 from broker.groups.classic.subscription import (
     CONSUMER_PROTOCOL_TYPE,
     InvalidMetadataError,
@@ -50,7 +44,6 @@ from broker.groups.consumer.model import (
     PartitionId,
     TopicLookup,
 )
-from broker.groups.consumer.records import by_topic
 from broker.groups.consumer.state import (
     MemberUpdate,
     check_names,
@@ -81,18 +74,17 @@ def join_error(
     names = {name for name, _ in request.protocols}
     if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not names:
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    classic = [member.classic for member in group.members.values() if member.classic is not None]
-    votes = Counter(name for each in classic for name, _ in each.protocols)
-    if group.members and not any(votes[name] == len(classic) for name in names):
+    totals = ProtocolTotals().changed(
+        (), [each.classic.protocols for each in group.members.values() if each.classic is not None]
+    )
+    shared = totals.supported_by_all()
+    if shared is not None and shared.isdisjoint(names):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    stored = {
-        member.member_id: (member.classic.protocols, NO_ASSIGNMENT)
-        for member in group.members.values()
-        if member.classic is not None
-    }
-    static = request.instance_id is not None and group.static_member(request.instance_id)
-    member_id = static.member_id if static else request.member_id
-    if outgrows_record(stored, member_id, request.protocols, max_record_bytes):
+    member = group.members.get(request.member_id)
+    if request.instance_id is not None:
+        member = group.static_member(request.instance_id) or member
+    before = member.classic.protocols if member is not None and member.classic is not None else ()
+    if outgrows_record(totals, before, request.protocols, limit_bytes=max_record_bytes):
         return ErrorCode.UNKNOWN_SERVER_ERROR
     return ErrorCode.NONE
 
@@ -253,8 +245,9 @@ def upgraded(
     """
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         raise _not_upgradable(group, "its members do not use the embedded consumer protocol")
-    name = group.protocol_name or elected_protocol(group)
-    size_bytes = sum(len(m.metadata(name)) + len(m.assignment) for m in group.members.values())
+    name = group.protocol_name or group.members.protocols.elected()
+    size_bytes = sum(len(m.metadata(name)) for m in group.members.values())
+    size_bytes += sum(map(len, group.assignments.values()))
     if size_bytes > UPGRADE_BYTES_MAX:
         reason = f"the metadata of its members has {size_bytes} bytes, more than"
         raise _not_upgradable(group, f"{reason} {UPGRADE_BYTES_MAX}, the limit")
@@ -292,7 +285,7 @@ def upgraded(
 def _decode(group: Group, member: Member, name: str) -> tuple[Subscription, MemberAssignment]:
     try:
         subscription = decode_subscription(member.metadata(name))
-        return subscription, decode_assignment(member.assignment)
+        return subscription, decode_assignment(group.assignment(member.member_id))
     except InvalidMetadataError as error:
         raise _not_upgradable(group, f"the metadata of a member is invalid: {error}") from error
 
@@ -305,32 +298,34 @@ def _not_upgradable(group: Group, reason: str) -> MembershipError:
 def downgraded(group: ConsumerGroup, topics: TopicLookup, now_ms: int) -> Group:
     """Return a consumer group as a classic group, with the target assignments of its members."""
     names = _topic_names(group, topics)
-    members: dict[str, Member] = {}
-    for member in group.members.values():
-        assert member.classic is not None
-        members[member.member_id] = Member(
-            member_id=member.member_id,
-            instance_id=member.instance_id,
-            client_id=member.client_id,
-            client_host=member.client_host,
-            session_timeout_ms=member.classic.session_timeout_ms,
-            rebalance_timeout_ms=member.rebalance_timeout_ms,
-            protocols=member.classic.protocols,
-        )
-    result = Group(
+    members = Members.of(_classic_member(member) for member in group.members.values())
+    name = members.protocols.elected()
+    return Group(
         group.group_id,
         generation=group.epoch,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
+        protocol_name=name,
         leader=next(iter(members)),
         members=members,
+        assignments={
+            key: _encode(member.metadata(name), group.targets.get(key, NO_PARTITIONS), names)
+            for key, member in members.items()
+        },
         since_ms=now_ms,
     )
-    name = elected_protocol(result)
-    for member_id, classic in members.items():
-        target = group.targets.get(member_id, NO_PARTITIONS)
-        assignment = _encode(classic.metadata(name), target, names)
-        members[member_id] = replace(classic, assignment=assignment)
-    return replace(result, protocol_name=name, members=members)
+
+
+def _classic_member(member: ConsumerMember) -> Member:
+    assert member.classic is not None
+    return Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        session_timeout_ms=member.classic.session_timeout_ms,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        protocols=member.classic.protocols,
+    )
 
 
 # Small parts --------------------------------------------------------------------------------------
@@ -357,9 +352,9 @@ def _encode(
         version = subscription_version(metadata)
     except InvalidMetadataError:  # of a protocol that the group did not use before
         version = 0
-    by_name = {
-        names[topic_id]: indexes
-        for topic_id, indexes in by_topic(partitions).items()
-        if topic_id in names
-    }
+    by_name = defaultdict[str, list[int]](list)
+    for topic_id, index in partitions:
+        name = names.get(topic_id)
+        if name is not None:
+            by_name[name].append(index)
     return encode_assignment(version, by_name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, Protocol
 
-from broker.groups.classic.model import Protocols, memory_of
+from broker.groups.classic.members import Protocols, memory_of
 from protocol.errors import ErrorCode
 
 JOIN_EPOCH: Final = 0

@@ -8,9 +8,11 @@ writes offsets as v4, whose one addition is the topic's id in a tagged field.
 Bytes are not trusted: whatever does not follow its format is an InvalidGroupRecordError.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
+from broker.event_loop.loop_turns import run_at_once
 from protocol import record_codec
 from protocol.errors import ProtocolError
 from protocol.messages import (
@@ -27,6 +29,7 @@ GROUP_KEY_VERSION = 2
 OFFSET_VALUE_VERSION = 3
 OFFSET_VALUE_VERSION_EXPIRING = 1
 GROUP_VALUE_VERSION = 3
+MEMBERS_PER_SLICE: Final = 256  # of a group that is encoded in slices, in a millisecond
 
 M = TypeVar("M", bound=Message)
 
@@ -122,13 +125,21 @@ def encode_offset_value(value: CommittedOffset) -> bytes:
 
 def encode_group_value(record: GroupRecord) -> bytes:
     """Return a group's metadata, version 3."""
+    return run_at_once(encode_group_value_sliced(record))
+
+
+def encode_group_value_sliced(record: GroupRecord) -> Generator[None, None, bytes]:
+    """Like `encode_group_value`, with pauses."""
     message = GroupMetadataValue(
         protocol_type=record.protocol_type,
         generation=record.generation,
         protocol=record.protocol_name,
         leader=record.leader,
         current_state_timestamp=record.since_ms,
-        members=[
+        members=[],
+    )
+    for number, member in enumerate(record.members, 1):
+        message.members.append(
             GroupMetadataValueMember(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
@@ -139,10 +150,10 @@ def encode_group_value(record: GroupRecord) -> bytes:
                 subscription=member.subscription,
                 assignment=member.assignment,
             )
-            for member in record.members
-        ],
-    )
-    return record_codec.encode(message, GROUP_VALUE_VERSION)
+        )
+        if number % MEMBERS_PER_SLICE == 0:
+            yield
+    return (yield from record_codec.encode_sliced(message, GROUP_VALUE_VERSION))
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:

@@ -4,14 +4,17 @@ Rules. Offsets committed in a transaction count from the commit marker on, and n
 Unknown records are skipped and counted.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from broker.groups.classic.model import Group, Member
+from broker.event_loop.loop_turns import run_at_once
+from broker.groups.classic.members import Member, Members
+from broker.groups.classic.model import Group
 from broker.groups.consumer import records as consumer_records
 from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.offsets.offset_records import (
+    MEMBERS_PER_SLICE,
     CommittedOffset,
     GroupKey,
     GroupRecord,
@@ -22,7 +25,7 @@ from broker.groups.offsets.offset_records import (
     decode_key,
     decode_offset_value,
     encode_group_key,
-    encode_group_value,
+    encode_group_value_sliced,
 )
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ProtocolError
@@ -35,34 +38,43 @@ TopicIndex = tuple[str, int]
 
 def group_record(group: Group) -> LogRecord:
     """Return the record that stores a group's metadata."""
-    members = tuple(
-        MemberRecord(
-            m.member_id,
-            m.instance_id,
-            m.client_id,
-            m.client_host,
-            m.rebalance_timeout_ms,
-            m.session_timeout_ms,
-            m.metadata(group.protocol_name),
-            m.assignment,
+    return run_at_once(group_record_sliced(group))
+
+
+def group_record_sliced(group: Group) -> Generator[None, None, LogRecord]:
+    """Like `group_record`, with pauses."""
+    members: list[MemberRecord] = []
+    for number, m in enumerate(group.members.values(), 1):
+        members.append(
+            MemberRecord(
+                m.member_id,
+                m.instance_id,
+                m.client_id,
+                m.client_host,
+                m.rebalance_timeout_ms,
+                m.session_timeout_ms,
+                m.metadata(group.protocol_name),
+                group.assignment(m.member_id),
+            )
         )
-        for m in group.members.values()
-    )
+        if number % MEMBERS_PER_SLICE == 0:
+            yield
     record = GroupRecord(
         group.protocol_type or "",
         group.generation,
         group.protocol_name,
         group.leader,
         group.since_ms,
-        members,
+        tuple(members),
     )
-    return encode_group_key(group.group_id), encode_group_value(record)
+    value = yield from encode_group_value_sliced(record)
+    return encode_group_key(group.group_id), value
 
 
 def group_of(group_id: str, record: GroupRecord) -> Group:
     """Return the group of a record; of its protocols, the record has only the chosen one."""
-    members = {
-        m.member_id: Member(
+    members = Members.of(
+        Member(
             member_id=m.member_id,
             instance_id=m.instance_id,
             client_id=m.client_id,
@@ -70,10 +82,9 @@ def group_of(group_id: str, record: GroupRecord) -> Group:
             session_timeout_ms=m.session_timeout_ms,
             rebalance_timeout_ms=m.rebalance_timeout_ms,
             protocols=((record.protocol_name or "", m.subscription),),
-            assignment=m.assignment,
         )
         for m in record.members
-    }
+    )
     return Group(
         group_id,
         generation=record.generation,
@@ -81,6 +92,7 @@ def group_of(group_id: str, record: GroupRecord) -> Group:
         protocol_name=record.protocol_name,
         leader=record.leader if record.leader in members else next(iter(members), None),
         members=members,
+        assignments={m.member_id: m.assignment for m in record.members},
         since_ms=record.since_ms,
     )
 

@@ -74,15 +74,15 @@ async def describe_groups(
                 )
             )
             continue
-        group = _describe(context.coordinator, group_id, header.api_version)
+        group = await _describe(context.coordinator, group_id, header.api_version, turns)
         if body.include_authorized_operations and group.error_code == ErrorCode.NONE:
             group.authorized_operations = context.group_operations(group_id)
         described.append(group)
     return DescribeGroupsResponse(groups=described)
 
 
-def _describe(
-    coordinator: GroupCoordinator, group_id: str, version: int
+async def _describe(
+    coordinator: GroupCoordinator, group_id: str, version: int, turns: Turns
 ) -> DescribeGroupsResponseGroup:
     error, state = coordinator.describe(group_id)
     if error is not ErrorCode.NONE:
@@ -109,9 +109,9 @@ def _describe(
                 client_id=member.client_id,
                 client_host=member.client_host,
                 member_metadata=member.metadata(group.protocol_name) if settled else b"",
-                member_assignment=member.assignment if settled else b"",
+                member_assignment=group.assignment(member.member_id) if settled else b"",
             )
-            for member in group.members.values()
+            async for member in turns.over(group.members.values())
         ],
     )
 

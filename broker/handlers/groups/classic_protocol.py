@@ -68,10 +68,10 @@ async def join_group(
     answer = await context.coordinator.members.join(
         body.group_id, request, context.creator, context.viewer
     )
-    return _join_response(answer, version)
+    return await _join_response(answer, version)
 
 
-def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
+async def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
     # Null only from version 7 on; an empty string said "none" before.
     none = None if version >= 7 else ""
     return JoinGroupResponse(
@@ -84,7 +84,7 @@ def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
         member_id=answer.member_id,
         members=[
             JoinGroupResponseMember(member_id=m, group_instance_id=instance, metadata=metadata)
-            for m, instance, metadata in answer.members
+            async for m, instance, metadata in Turns().over(answer.members)
         ],
     )
 

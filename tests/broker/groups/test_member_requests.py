@@ -19,8 +19,10 @@ from broker.groups.classic.model import (
     Stable,
     State,
     Step,
+    SyncAnswer,
 )
 from broker.groups.classic.state import transition
+from broker.groups.offsets import offset_records, offsets_store
 from broker.groups.offsets.offsets_store import LoadedPartition, group_record
 from broker.logging import LINES_PER_BURST
 from broker.topics.internal_topic import LogRecord, PartitionState
@@ -188,9 +190,11 @@ async def test_the_memory_of_a_group_is_that_of_its_members_after_each_change() 
     for leaver in ("second", "first"):
         live = world.coordinator._served.get("g")
         assert isinstance(live, live_classic_group.LiveClassicGroup)
-        assert live._size_bytes == sum(m.memory_bytes for m in live.group.members.values()) > 0
+        size_bytes = sum(member.memory_bytes for member in live.group.members.values())
+        size_bytes += sum(map(len, live.group.assignments.values()))
+        assert world.coordinator.members._metadata.used_bytes == size_bytes > 0
         await world.coordinator.members.leave("g", LeaveRequested(0, (("", leaver),)))
-    assert live._size_bytes == 0
+    assert world.coordinator.members._metadata.used_bytes == 0
 
 
 async def test_a_member_may_name_twice_as_many_protocols_as_clients_do() -> None:
@@ -221,7 +225,7 @@ async def test_members_that_expire_again_and_again_cause_few_log_lines() -> None
             await world.stable()
             await world.clock.advance(SESSION_MS)
     written = Counter(line["event"] for line in lines if line["log_level"] == "info")
-    assert set(written) == {"group changed", "member expired"}
+    assert set(written) == {"group changed", "members expired"}
     assert max(written.values()) < LINES_PER_BURST + 50  # and one a second
     assert world.coordinator.stats.members_expired == 2 * LINES_PER_BURST
 
@@ -248,7 +252,57 @@ async def test_the_assignment_is_in_the_log_before_a_member_gets_it() -> None:
     world.log.release()
     assert (await sync).assignment == b"mine"
     restored = world.log.load().groups["g"]
-    assert restored.members[answer.member_id].assignment == b"mine"
+    assert restored.assignment(answer.member_id) == b"mine"
+
+
+async def store_in_slices(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> "asyncio.Task[SyncAnswer]":
+    """Begin to store a generation of ten members, which is encoded when this returns."""
+    for module in (offsets_store, offset_records):
+        monkeypatch.setattr(module, "MEMBERS_PER_SLICE", 1)
+    first = await world.stable(instance_id="i0")
+    joins = [await world.begin(world.join(instance_id=f"i{number}")) for number in range(1, 10)]
+    await world.join(first, instance_id="i0")
+    assert {(await join).generation for join in joins} == {2}
+    world.log.appends.clear()
+    live = world.coordinator._served.get("g")
+    assert isinstance(live, live_classic_group.LiveClassicGroup)
+    sync = asyncio.ensure_future(world.sync(first, 2))
+    while not live._storing.locked():
+        assert not sync.done()
+        await asyncio.sleep(0)
+    return sync
+
+
+async def test_records_of_a_group_are_appended_in_the_order_of_its_generations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    sync = await store_in_slices(world, monkeypatch)
+    leavers = tuple(("", f"i{number}") for number in range(1, 10))
+    await world.coordinator.members.leave("g", LeaveRequested(0, leavers))
+    assert (await sync).error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert world.log.appends == []
+    state = world.state()
+    assert isinstance(state, PreparingRebalance)
+    (leader,) = state.group.members
+    answer = await world.join(leader, instance_id="i0")
+    await world.sync(leader, answer.generation, **{leader: b"a"})
+    assert len(world.log.appends) == 2
+    restored = world.log.load().groups["g"]
+    assert (restored.generation, restored.assignments) == (3, {leader: b"a"})
+
+
+async def test_no_record_follows_when_a_group_ends_while_its_record_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    sync = await store_in_slices(world, monkeypatch)
+    world.coordinator.loading.deactivate(0, PartitionState.OFFLINE)
+    assert (await sync).error is ErrorCode.NOT_COORDINATOR
+    await settle()
+    assert world.log.appends == []
 
 
 async def test_a_client_that_disconnects_while_its_join_waits_leaves_by_its_session() -> None:
@@ -308,7 +362,7 @@ async def test_an_assignment_above_the_limit_of_the_log_fails_before_it_is_encod
     world.log.max_batch_bytes = 10_000
     answer = await world.join(protocols=sized(4_000))
     with monkeypatch.context() as patch:
-        patch.delattr(group_log, "group_record")
+        patch.delattr(group_log, "group_record_sliced")
         refused = await world.sync(answer.member_id, 1, **{answer.member_id: bytes(6_000)})
     assert refused.error is ErrorCode.UNKNOWN_SERVER_ERROR
     assert isinstance(world.state(), PreparingRebalance), "as in Kafka, members join again"

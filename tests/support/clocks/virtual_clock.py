@@ -33,6 +33,9 @@ class VirtualClock:
         heapq.heappush(self._timers, (due_ms, next(self._order), timer))
         return timer
 
+    def monotonic_ms(self) -> float:
+        return self.elapsed_ms
+
     def wall_ms(self) -> int:
         return self._start_ms + int(self.elapsed_ms)
 

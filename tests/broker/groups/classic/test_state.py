@@ -1,12 +1,12 @@
 """Rules of one classic group, one sentence each."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import pytest
 
 from broker.groups.classic import rebalance
 from broker.groups.classic import state as classic_state
+from broker.groups.classic.members import Member, Members
 from broker.groups.classic.model import (
     CompletingRebalance,
     Dead,
@@ -19,12 +19,11 @@ from broker.groups.classic.model import (
     IllegalGroupTransitionError,
     JoinTimeout,
     Live,
-    Member,
     PreparingRebalance,
     SessionsExpired,
     Stable,
-    StartSession,
-    StopSession,
+    StartSessions,
+    StopSessions,
     SyncTimeout,
     Unloaded,
     WaiterGone,
@@ -88,7 +87,7 @@ def test_an_assignment_is_given_out_only_after_it_is_stored() -> None:
     waiter = m.sync(member, assignments={member: b"a"})
     assert m.waits(waiter)
     stored = m.store()
-    assert stored.group.members[member].assignment == b"a"
+    assert stored.group.assignment(member) == b"a"
     assert m.synced(waiter).assignment == b"a"
     assert m.synced(waiter).protocol_name == "range"
     assert isinstance(m.state, Stable)
@@ -110,7 +109,7 @@ def test_a_failed_store_is_answered_with_its_error_and_begins_again() -> None:
     m.store(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert m.synced(waiter).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert isinstance(m.state, PreparingRebalance)
-    assert m.group.members[member].assignment == b""
+    assert m.group.assignment(member) == b""
 
 
 def test_followers_get_no_list_of_members() -> None:
@@ -192,7 +191,7 @@ def test_a_second_join_of_the_same_member_answers_the_first() -> None:
     m = Machine()
     m.stable()
     second = m.member()
-    old = m.group.members[second].join_waiter
+    old = m.group.joins.get(second)
     assert old is not None
     new = m.join(second)
     assert m.joined(old).error is ErrorCode.REBALANCE_IN_PROGRESS
@@ -371,7 +370,7 @@ def test_a_new_member_that_waits_too_long_is_removed_and_answered() -> None:
     m = Machine()
     m.stable()
     new = m.member()
-    waiter = m.group.members[new].join_waiter
+    waiter = m.group.joins.get(new)
     assert waiter is not None
     assert m.sessions[new] == m.rules.new_member_join_timeout_ms
     m.expire(new)
@@ -383,7 +382,7 @@ def test_a_member_whose_connection_closed_while_it_waited_expires_by_its_session
     m = Machine()
     first = m.stable()[0]
     second = m.member()
-    waiter = m.group.members[second].join_waiter
+    waiter = m.group.joins.get(second)
     assert waiter is not None
     m.gone.add(waiter)
     m.tell(WaiterGone(waiter))
@@ -396,7 +395,7 @@ def test_a_ghost_does_not_become_a_member_of_the_next_generation() -> None:
     m = Machine()
     first = m.stable()[0]
     second = m.member()
-    waiter = m.group.members[second].join_waiter
+    waiter = m.group.joins.get(second)
     assert waiter is not None
     m.gone.add(waiter)
     m.tell(WaiterGone(waiter))
@@ -560,7 +559,7 @@ def test_a_store_of_an_older_generation_settles_nothing() -> None:
     assert m.group.generation == 2
     m.store()
     assert isinstance(m.state, CompletingRebalance)
-    assert m.group.members[first].assignment == b""
+    assert m.group.assignment(first) == b""
 
 
 def test_a_store_of_an_older_generation_does_not_stand_for_a_newer_one() -> None:
@@ -583,11 +582,11 @@ def test_timers_that_do_not_run_cannot_fire(event: JoinTimeout) -> None:
 
 
 def test_restored_members_get_one_session_timeout_to_come_back() -> None:
-    member = Member("m", None, "c", "/h", SESSION_MS, REBALANCE_MS, RANGE, b"a")
-    group = Group("g", 4, "consumer", "range", "m", {"m": member})
+    members = Members.of([Member("m", None, "c", "/h", SESSION_MS, REBALANCE_MS, RANGE)])
+    group = Group("g", 4, "consumer", "range", "m", members, {"m": b"a"})
     state, effects = restored(group)
     assert state == Stable(group)
-    assert effects == (StartSession("m", SESSION_MS),)
+    assert effects == (StartSessions({"m": SESSION_MS}),)
     assert restored(Group("g", 4)) == (Empty(Group("g", 4)), ())
 
 
@@ -603,12 +602,12 @@ def test_members_that_are_late_together_are_removed_in_one_pass_over_the_group(
     monkeypatch: pytest.MonkeyPatch, waiting: type, event: JoinTimeout
 ) -> None:
     """A pass for each of some thousand members would stop the event loop for seconds."""
-    members = {
-        f"m{number}": Member(f"m{number}", None, "c", "/h", SESSION_MS, REBALANCE_MS, RANGE, b"a")
-        for number in range(50)
-    }
-    members["last"] = replace(members["m0"], member_id="last", instance_id="i", join_waiter=1)
-    group = Group("g", 4, "consumer", "range", "m0", members)
+    ids = {f"m{number}": None for number in range(50)} | {"last": "i"}
+    members = Members.of(
+        Member(member_id, instance_id, "c", "/h", SESSION_MS, REBALANCE_MS, RANGE)
+        for member_id, instance_id in ids.items()
+    )
+    group = Group("g", 4, "consumer", "range", "m0", members, joins={"last": 1})
     late = frozenset(members) - {"last"}
     state = CompletingRebalance(group, late) if waiting is CompletingRebalance else waiting(group)
     passes: list[frozenset[str]] = []
@@ -622,4 +621,4 @@ def test_members_that_are_late_together_are_removed_in_one_pass_over_the_group(
     after, effects = classic_state.transition(state, event, GroupRules(), 0)
     assert [each for each in passes if each] == [late]
     assert list(after.group.members) == ["last"]
-    assert {effect.member_id for effect in effects if isinstance(effect, StopSession)} == late
+    assert [set(each.member_ids) for each in effects if isinstance(each, StopSessions)] == [late]

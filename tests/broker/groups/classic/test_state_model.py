@@ -80,7 +80,7 @@ class GroupLife(RuleBasedStateMachine):
     @rule()
     def everybody_joins(self) -> None:
         for member in list(self.m.group.members.values()):
-            if member.join_waiter is None and member.member_id in self.m.group.members:
+            if member.member_id in self.m.group.members.keys() - self.m.group.joins.keys():
                 self.m.join(
                     member.member_id, protocols=member.protocols, instance_id=member.instance_id
                 )

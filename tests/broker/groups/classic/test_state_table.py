@@ -1,7 +1,10 @@
 """The whole table of the state machine, legal and illegal, as a text to be reviewed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
+from broker.groups.classic.members import Member, Members
 from broker.groups.classic.model import (
     CommitRequested,
     CompletingRebalance,
@@ -19,12 +22,14 @@ from broker.groups.classic.model import (
     JoinRequested,
     JoinTimeout,
     LeaveRequested,
-    Member,
     PreparingRebalance,
+    Replies,
     Reply,
     SessionsExpired,
     Stable,
+    StartSessions,
     State,
+    StopSessions,
     SyncRequested,
     SyncTimeout,
     Unloaded,
@@ -35,29 +40,36 @@ from protocol.errors import ErrorCode
 from tests.conftest import Golden
 from tests.support.broker.groups.group_machine import RANGE, join_request
 
+NO_WAITERS: Mapping[str, int] = MappingProxyType({})
 CHANGED = (("range", b"changed"),)
 
 
-def _member(member_id: str, join: int | None = None, sync: int | None = None) -> Member:
-    return Member(member_id, None, "c", "/h", 10, 60, RANGE, b"", join, sync)
+def _group(
+    *ids: str,
+    pending: frozenset[str] = frozenset(),
+    joins: Mapping[str, int] = NO_WAITERS,
+    syncs: Mapping[str, int] = NO_WAITERS,
+) -> Group:
+    leader = ids[0] if ids else None
+    members = Members.of(Member(key, None, "c", "/h", 10, 60, RANGE) for key in ids)
+    group = Group("g", 3, "consumer", "range", leader, members)
+    return replace(group, pending=pending, joins=joins, syncs=syncs)
 
 
-def _group(*members: Member, pending: frozenset[str] = frozenset()) -> Group:
-    leader = members[0].member_id if members else None
-    by_id = {m.member_id: m for m in members}
-    return Group("g", 3, "consumer", "range", leader, by_id, pending)
-
-
-PAIR = _group(_member("lead"), _member("peer"))
-HALF_JOINED = _group(_member("lead", join=1), _member("peer"))
-SYNCING = _group(_member("lead"), _member("peer", sync=2))
-STORING = _group(_member("lead", sync=1), _member("peer", sync=2))
+PAIR = _group("lead", "peer")
+HALF_JOINED = _group("lead", "peer", joins={"lead": 1})
+SYNCING = _group("lead", "peer", syncs={"peer": 2})
+STORING = _group("lead", "peer", syncs={"lead": 1, "peer": 2})
 
 STATES: dict[str, State] = {
     "Empty": Empty(Group("g")),
     "Empty, an id given out": Empty(_group(pending=frozenset({"pending"}))),
     "PreparingRebalance, initial": PreparingRebalance(
-        _group(_member("lead", join=1)), initial=True, delay_ms=5, remaining_ms=9, member_added=True
+        _group("lead", joins={"lead": 1}),
+        initial=True,
+        delay_ms=5,
+        remaining_ms=9,
+        member_added=True,
     ),
     "PreparingRebalance, peer missing": PreparingRebalance(HALF_JOINED),
     "CompletingRebalance, leader missing": CompletingRebalance(SYNCING, frozenset({"lead"})),
@@ -144,8 +156,12 @@ def _told(effect: Effect) -> str:
         named = "+".join(ErrorCode(e).name for e in [error, *errors])
         return f"answer {effect.waiter} {named}"
     name = type(effect).__name__
-    member = getattr(effect, "member_id", "")
-    return f"{name} {member}".strip()
+    match effect:
+        case StartSessions(member_ids) | StopSessions(member_ids):
+            return f"{name} {'+'.join(sorted(member_ids))}"
+        case Replies():
+            return ", ".join(map(_told, effect))
+    return name
 
 
 def test_every_event_is_in_the_table() -> None:

@@ -4,7 +4,8 @@ import struct
 
 import pytest
 
-from broker.groups.classic.model import Group, Member
+from broker.groups.classic.members import Member, Members
+from broker.groups.classic.model import Group
 from broker.groups.classic.subscription import (
     ENTRIES_MAX,
     ENTRIES_PER_SLICE,
@@ -60,8 +61,8 @@ def test_an_assignment_has_a_limited_number_of_partitions() -> None:
 
 def test_the_limit_of_topics_is_for_all_members_of_a_group() -> None:
     def group(*names: int) -> Group:
-        members = {
-            str(index): Member(
+        members = Members.of(
+            Member(
                 member_id=str(index),
                 instance_id=None,
                 client_id="",
@@ -71,7 +72,7 @@ def test_the_limit_of_topics_is_for_all_members_of_a_group() -> None:
                 protocols=(("range", metadata(count)),),
             )
             for index, count in enumerate(names)
-        }
+        )
         return Group("g", protocol_type="consumer", protocol_name="range", members=members)
 
     half = ENTRIES_MAX // 2

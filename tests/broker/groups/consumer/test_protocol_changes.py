@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from broker.event_loop import loop_turns
-from broker.groups.classic.model import Stable, memory_of
+from broker.groups.classic.members import memory_of
+from broker.groups.classic.model import Stable
 from broker.groups.classic.subscription import ENTRIES_PER_SLICE
 from broker.groups.consumer.classic_members import UPGRADE_BYTES_MAX
 from broker.groups.consumer.model import ConsumerGroup, GroupState

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from broker.groups.classic.model import Group, Member
+from broker.groups.classic.members import Member, Members
+from broker.groups.classic.model import Group
 from broker.groups.offsets.offset_records import (
     OffsetKey,
     committed_offset,
@@ -151,8 +152,9 @@ def test_a_compacted_log_gives_the_same_as_the_whole() -> None:
 
 
 def stable_group(generation: int = 3) -> Group:
-    member = Member("m", "i", "c", "/h", 10_000, 60_000, (("range", b"sub"),), b"assigned")
-    return Group("g", generation, "consumer", "range", "m", {"m": member}, since_ms=77)
+    member = Member("m", "i", "c", "/h", 10_000, 60_000, (("range", b"sub"),))
+    members, assignments = Members.of([member]), {"m": b"assigned"}
+    return Group("g", generation, "consumer", "range", "m", members, assignments, since_ms=77)
 
 
 def test_a_group_comes_back_with_its_members() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from broker.groups.classic.members import Members
 from broker.groups.classic.model import (
     Answer,
     CommitRequested,
@@ -22,15 +23,16 @@ from broker.groups.classic.model import (
     LeaveAnswer,
     LeaveRequested,
     PreparingRebalance,
+    Replies,
     Reply,
     SessionsExpired,
     Stable,
     StartJoinTimer,
-    StartSession,
+    StartSessions,
     StartSyncTimer,
     State,
     StopJoinTimer,
-    StopSession,
+    StopSessions,
     StopSyncTimer,
     StoreGroup,
     SyncAnswer,
@@ -209,9 +211,9 @@ class Machine:
     def stable(self, count: int = 1, **options: object) -> list[str]:
         """A stable group of `count` members, the first its leader."""
         ids = [self.member(**options) for _ in range(count)]
-        while any(self.group.members[i].join_waiter is None for i in ids) and count > 1:
+        while any(i not in self.group.joins for i in ids) and count > 1:
             for member_id in ids:
-                if self.group.members[member_id].join_waiter is None:
+                if member_id not in self.group.joins:
                     self.join(member_id, **{k: v for k, v in options.items() if k != "version"})
             if isinstance(self.state, CompletingRebalance):
                 break
@@ -228,8 +230,9 @@ class Machine:
         self.state, effects = transition(self.state, event, self.rules, self.now_ms)
         for effect in effects:
             self._perform(effect)
-            if isinstance(effect, Reply) and not isinstance(event, GroupStored):
-                self._check_generation(effect.answer)
+            if isinstance(effect, Reply | Replies) and not isinstance(event, GroupStored):
+                for reply in [effect] if isinstance(effect, Reply) else effect:
+                    self._check_generation(reply.answer)
         self.check()
         return effects
 
@@ -269,10 +272,14 @@ class Machine:
                 self.answers[waiter] = answer
                 if isinstance(answer, JoinAnswer):
                     self._note_leader(answer)
-            case StartSession(member_id, timeout_ms):
-                self.sessions[member_id] = timeout_ms
-            case StopSession(member_id):
-                self.sessions.pop(member_id, None)
+            case Replies():
+                for reply in effect:
+                    self._perform(reply)
+            case StartSessions(timeouts_ms):
+                self.sessions |= timeouts_ms
+            case StopSessions(member_ids):
+                for member_id in member_ids:
+                    self.sessions.pop(member_id, None)
             case StartJoinTimer(timeout_ms):
                 self.join_timer_ms = timeout_ms
             case StopJoinTimer():
@@ -295,11 +302,10 @@ class Machine:
 
     def check(self) -> None:
         group, state = self.group, self.state
-        owed = {m.join_waiter for m in group.members.values()}
-        owed |= {m.sync_waiter for m in group.members.values()}
+        owed = {*group.joins.values(), *group.syncs.values()}
         owed |= {s.reply.waiter for s in self.stores if s.reply is not None}
         unanswered = self.asked - self.answers.keys() - self.gone
-        assert unanswered == owed - {None} - self.gone, "a waiter that nobody remembers"
+        assert unanswered == owed - self.gone, "a waiter that nobody remembers"
         if isinstance(state, Dead):
             assert not self.sessions
             assert self.join_timer_ms is None
@@ -307,6 +313,10 @@ class Machine:
             return
         assert self.sessions.keys() == group.members.keys() | group.pending
         assert not group.members.keys() & group.pending
+        assert group.joins.keys() | group.syncs.keys() | group.new <= group.members.keys()
+        assert group.assignments.keys() <= group.members.keys()
+        assert group.members.protocols == Members.of(group.members.values()).protocols
+        assert group.members.memory_bytes == sum(m.memory_bytes for m in group.members.values())
         assert (self.join_timer_ms is not None) == isinstance(state, PreparingRebalance)
         unsynced = state.unsynced if isinstance(state, CompletingRebalance | Stable) else ()
         assert (self.sync_timer_ms is not None) == bool(unsynced)
@@ -319,7 +329,8 @@ class Machine:
             assert not group.members
         if isinstance(state, CompletingRebalance | Stable):
             assert group.members
-            assert all(m.join_waiter is None for m in group.members.values())
+            assert not group.joins
+            assert not group.new
             assert all(group.protocol_name in dict(m.protocols) for m in group.members.values())
         if not isinstance(state, CompletingRebalance):
-            assert all(m.sync_waiter is None for m in group.members.values())
+            assert not group.syncs

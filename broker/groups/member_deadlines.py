@@ -1,0 +1,91 @@
+"""The deadlines of a group's members: of their sessions, or of something that they have to do.
+
+Rules. One timer runs for all members, because all of thousands may get a new deadline in one step
+of the event loop. Members whose time ends in the same millisecond are reported together. A deadline
+that moves does not move the timer: it looks at all deadlines when it fires, and most have moved.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from broker.groups.clock import Clock, Timer
+from broker.logging import RateLimitedLogger
+
+# Clients cause these lines: members that stop.
+limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.groups"))
+
+TIMER_MS: Final = 1.0  # the resolution of the event loop's timers
+MEMBERS_PER_LINE: Final = 10  # of thousands that expire together, so many are logged by name
+
+
+class MemberDeadlines:
+    """Deadlines by member; `expired` gets the members whose time is over."""
+
+    __slots__ = ("_clock", "_ends_ms", "_expired", "_timer", "_timer_end_ms")
+
+    def __init__(self, clock: Clock, expired: Callable[[tuple[str, ...]], None]) -> None:
+        self._clock = clock
+        self._expired = expired
+        self._ends_ms: dict[str, float] = {}
+        self._timer: Timer | None = None
+        self._timer_end_ms = 0.0
+
+    def __contains__(self, member_id: str) -> bool:
+        """Return whether a member has a deadline."""
+        return member_id in self._ends_ms
+
+    def start(self, timeouts_ms: Mapping[str, int]) -> None:
+        """Give members these times from now on."""
+        if not timeouts_ms:
+            return
+        now_ms = self._clock.monotonic_ms()
+        self._ends_ms.update({key: now_ms + value for key, value in timeouts_ms.items()})
+        self._fire_at(now_ms + min(timeouts_ms.values()))
+
+    def stop(self, member_ids: Iterable[str]) -> None:
+        """Forget the deadlines of members."""
+        for member_id in self._ends_ms.keys() & member_ids:
+            del self._ends_ms[member_id]
+        if not self._ends_ms:
+            self.close()
+
+    def close(self) -> None:
+        """Forget all deadlines."""
+        self._ends_ms.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire_at(self, end_ms: float) -> None:
+        """Let the timer fire at this time, or before."""
+        if self._timer is not None:
+            if self._timer_end_ms <= end_ms:
+                return
+            self._timer.cancel()
+        delay_ms = max(0.0, end_ms - self._clock.monotonic_ms())
+        self._timer_end_ms = end_ms
+        self._timer = self._clock.call_later(delay_ms / 1000, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        latest_ms = self._clock.monotonic_ms() + TIMER_MS / 2
+        due = tuple(key for key, end_ms in self._ends_ms.items() if end_ms <= latest_ms)
+        self._ends_ms = {key: end_ms for key, end_ms in self._ends_ms.items() if end_ms > latest_ms}
+        if self._ends_ms:
+            self._fire_at(min(self._ends_ms.values()))
+        if due:
+            self._expired(due)
+
+
+def log_expired(group_id: str, member_ids: Collection[str]) -> None:
+    """Log that members were removed because their time was over."""
+    limited_logger.info(
+        "members expired",
+        subject=group_id,
+        group=group_id,
+        count=len(member_ids),
+        members=list(islice(member_ids, MEMBERS_PER_LINE)),
+    )
