@@ -192,13 +192,21 @@ class ConsumerGroup:
     def without_members(self, member_ids: Iterable[str]) -> "ConsumerGroup":
         """Return the group without members; takes as long for all of them as for one."""
         gone = frozenset(member_ids)
-        owners = dict(self.owners)  # a group may have 10,000 partitions
-        for key in gone:
-            for partition in _partitions_of(self.members[key]):
-                owners.pop(partition, None)
+        if not gone:
+            return self
+        members = {key: value for key, value in self.members.items() if key not in gone}
+        owners: dict[PartitionId, str] = {}  # a group may have 10,000 partitions
+        if len(members) < len(gone):
+            for key, member in members.items():
+                owners.update(dict.fromkeys(_partitions_of(member), key))
+        else:
+            owners.update(self.owners)
+            for key in gone:
+                for partition in _partitions_of(self.members[key]):
+                    owners.pop(partition, None)
         return replace(
             self,
-            members={key: value for key, value in self.members.items() if key not in gone},
+            members=members,
             targets={key: value for key, value in self.targets.items() if key not in gone},
             owners=owners,
         )

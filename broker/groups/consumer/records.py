@@ -125,27 +125,34 @@ async def _changes(
     group_id = after.group_id
     for regex in before.regexes.keys() - after.regexes.keys():
         yield _regex_key(group_id, regex), None
-    for regex, resolved in after.regexes.items():
-        if before.regexes.get(regex) != resolved:
+    for regex, old_topics, resolved in _replaced(before.regexes, after.regexes):
+        if old_topics != resolved:
             yield _regex_key(group_id, regex), _regex_value(resolved)
-    for member_id in before.members.keys() - after.members.keys():
+    async for member_id in turns.over(before.members.keys() - after.members.keys()):
         for key in _member_keys(group_id, member_id):
             yield key, None
-    for member_id, member in after.members.items():
-        old = before.members.get(member_id)
-        if old is not member and (old is None or _described(old) != _described(member)):
+    members = _replaced(before.members, after.members)
+    async for member_id, old, member in turns.over(members):
+        if old is None or _described(old) != _described(member):
             yield _member_key(group_id, member_id), _metadata(member)
     if (before.epoch, before.metadata_hash) != (after.epoch, after.metadata_hash):
         yield _group_key(group_id), _group_metadata(after)
-    for member_id, target in after.targets.items():
-        if before.targets.get(member_id) != target:
+    async for member_id, old_target, target in turns.over(_replaced(before.targets, after.targets)):
+        if old_target != target:
             yield _target_key(group_id, member_id), await _target(target, turns)
     if before.assignment_epoch != after.assignment_epoch:
         yield _target_metadata_key(group_id), _target_metadata(after)
-    for member_id, member in after.members.items():
-        old = before.members.get(member_id)
-        if old is not member and (old is None or _position(old) != _position(member)):
+    async for member_id, old, member in turns.over(members):
+        if old is None or _position(old) != _position(member):
             yield _current_key(group_id, member_id), await _current(member, turns)
+
+
+def _replaced(before: Mapping[str, V], after: Mapping[str, V]) -> list[tuple[str, V | None, V]]:
+    """Return the values that are not the same objects as before: key, value before, value now."""
+    if before is after:
+        return []
+    keys = [key for key, value in after.items() if before.get(key) is not value]
+    return [(key, before.get(key), after[key]) for key in keys]
 
 
 async def _present_value(group: ConsumerGroup, key: bytes, turns: Turns) -> Message | None:
@@ -344,7 +351,7 @@ async def _current(
 async def each_topic(
     partitions: Iterable[PartitionId], turns: Turns
 ) -> AsyncIterator[tuple[bytes, list[int]]]:
-    """Yield what `by_topic` returns, in turns: a member may have 10,000 topics."""
+    """Yield the partition indexes of each topic id, in order, in turns: there may be thousands."""
     topics: dict[bytes, list[int]] = defaultdict(list)
     async for topic_id, index in turns.over(partitions):
         topics[topic_id].append(index)
@@ -352,14 +359,6 @@ async def each_topic(
     ordered = sorted(topics)
     async for topic_id in turns.over(ordered):
         yield topic_id, sorted(topics[topic_id])
-
-
-def by_topic(partitions: Iterable[PartitionId]) -> dict[bytes, list[int]]:
-    """Return the partition indexes of each topic id, in order."""
-    topics: dict[bytes, list[int]] = defaultdict(list)
-    for topic_id, index in partitions:
-        topics[topic_id].append(index)
-    return {topic_id: sorted(topics[topic_id]) for topic_id in sorted(topics)}
 
 
 def _regex_key(group_id: str, regex: str) -> bytes:

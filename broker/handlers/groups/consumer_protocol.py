@@ -5,7 +5,7 @@ The handlers check the form of a request and translate between topic ids and nam
 makes all decisions.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.consumer.assignors import ASSIGNORS
@@ -19,7 +19,7 @@ from broker.groups.consumer.model import (
     Heartbeat,
     PartitionId,
 )
-from broker.groups.consumer.records import by_topic, each_topic
+from broker.groups.consumer.records import each_topic
 from broker.groups.consumer.state import preferred_assignor
 from broker.handlers.groups.context import GroupRequestContext, client_host, may_read_group
 from broker.security.acls import Operation, ResourceType
@@ -183,15 +183,14 @@ async def _describe(
             if group is None
             else f"group {group_id} is not a consumer group",
         )
-    members, topics = [], set()
-    for member in group.members.values():
-        await turns.take()
-        row = _member(context, group, member)
-        assignments = (row.assignment, row.target_assignment)
-        topics |= {topic.topic_name for each in assignments for topic in each.topic_partitions}
+    members, topics = [], set[str]()
+    async for member in turns.over(group.members.values()):
+        row = await _member(context, group, member, turns)
+        for assignment in (row.assignment, row.target_assignment):
+            topics.update([topic.topic_name for topic in assignment.topic_partitions])
+            await turns.take()
         members.append(row)
-    for topic in topics:
-        await turns.take()
+    async for topic in turns.over(topics):
         if not context.may_topic(Operation.DESCRIBE, topic, is_filter=True):
             return ConsumerGroupDescribeResponseGroup(
                 group_id=group_id,
@@ -208,8 +207,8 @@ async def _describe(
     )
 
 
-def _member(
-    context: GroupRequestContext, group: ConsumerGroup, member: ConsumerMember
+async def _member(
+    context: GroupRequestContext, group: ConsumerGroup, member: ConsumerMember, turns: Turns
 ) -> ConsumerGroupDescribeResponseMember:
     target = group.targets.get(member.member_id, NO_PARTITIONS)
     return ConsumerGroupDescribeResponseMember(
@@ -219,14 +218,14 @@ def _member(
         member_epoch=member.epoch,
         client_id=member.client_id,
         client_host=member.client_host,
-        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_names=list(member.topics),  # to sort 25,000 takes 8 ms
         subscribed_topic_regex=member.regex,
         assignment=ConsumerGroupDescribeResponseAssignment(
             topic_partitions=[
                 ConsumerGroupDescribeResponseTopicPartition(
                     topic_id=topic_id, topic_name=name, partitions=partitions
                 )
-                for topic_id, name, partitions in _existing(context, member.assigned)
+                async for topic_id, name, partitions in _existing(context, member.assigned, turns)
             ]
         ),
         target_assignment=ConsumerGroupDescribeResponseTargetAssignment(
@@ -234,19 +233,18 @@ def _member(
                 ConsumerGroupDescribeResponseTargetPartition(
                     topic_id=topic_id, topic_name=name, partitions=partitions
                 )
-                for topic_id, name, partitions in _existing(context, target)
+                async for topic_id, name, partitions in _existing(context, target, turns)
             ]
         ),
         member_type=CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
     )
 
 
-def _existing(
-    context: GroupRequestContext, partitions: Iterable[PartitionId]
-) -> list[tuple[bytes, str, list[int]]]:
-    """Return id, name and partitions of each topic that still exists."""
-    named = (
-        (topic_id, context.topic_name(topic_id), indexes)
-        for topic_id, indexes in by_topic(partitions).items()
-    )
-    return [(topic_id, name, indexes) for topic_id, name, indexes in named if name is not None]
+async def _existing(
+    context: GroupRequestContext, partitions: Iterable[PartitionId], turns: Turns
+) -> AsyncIterator[tuple[bytes, str, list[int]]]:
+    """Yield id, name and partitions of each topic that still exists."""
+    async for topic_id, indexes in each_topic(partitions, turns):
+        name = context.topic_name(topic_id)
+        if name is not None:
+            yield topic_id, name, indexes

@@ -1,0 +1,93 @@
+"""Groups of thousands of members: no step of their requests holds the event loop for long."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from broker.groups.consumer.model import ConsumerGroup, ConsumerMember, PartitionId
+from broker.groups.live_consumer_group import ConsumerRules
+from broker.groups.offsets.offsets_store import LoadedPartition
+from broker.topics.internal_topic import PartitionState
+from tests.support.broker.groups.consumer_group_world import (
+    REBALANCE_MS,
+    Client,
+    FakeTopics,
+    group,
+)
+from tests.support.broker.groups.group_world import World
+from tests.support.clocks.loop_meter import LoopMeter
+
+MEMBERS = 2_000  # the default of group.max.size
+SESSION_MS = 45_000
+# As in test_large_subscriptions.py. A step looks at all members some times.
+CLOCK_RATE = 10
+LINES_PER_TURN_MAX = 23_000
+TOPICS = frozenset(f"t{number}" for number in range(20))
+
+
+def stable_group(topics: FakeTopics) -> ConsumerGroup:
+    """A group in which each member has ten partitions."""
+    partitions: list[PartitionId] = [
+        (topics.id_of(name), index) for name in TOPICS for index in range(topics.counts[name])
+    ]
+    owned = {f"m{n}": frozenset(partitions[n::MEMBERS]) for n in range(MEMBERS)}
+    return ConsumerGroup(
+        "g",
+        epoch=1,
+        assignment_epoch=1,
+        members={
+            key: ConsumerMember(
+                member_id=key,
+                instance_id=f"i-{key}",
+                rack_id=None,
+                client_id="client",
+                client_host="/127.0.0.1",
+                rebalance_timeout_ms=REBALANCE_MS,
+                topics=TOPICS,
+                epoch=1,
+                previous_epoch=0,
+                assigned=dict.fromkeys(of_member, 1),
+            )
+            for key, of_member in owned.items()
+        },
+        targets=owned,
+        owners={partition: key for key, of_member in owned.items() for partition in of_member},
+    )
+
+
+def test_no_turn_of_a_group_with_thousands_of_members_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+    turns: dict[str, int] = {}  # the lines of the longest one
+
+    async def scenario() -> None:
+        topics = FakeTopics(dict.fromkeys(TOPICS, 10 * MEMBERS // len(TOPICS)))
+        world = World(topics=topics, consumer_rules=ConsumerRules(max_size=MEMBERS + 1))
+        loaded = LoadedPartition(consumer_groups={"g": stable_group(topics)})
+        world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+        await world.coordinator.loading.activate(0, loaded)
+
+        async def measured(label: str, step: Callable[[], Awaitable[object]]) -> None:
+            with meter.measuring(monkeypatch):
+                await asyncio.sleep(0)
+                await step()
+            turns[label] = meter.longest_turn
+
+        def client(member_id: str) -> Client:
+            member = group(world).members[member_id]
+            owned = frozenset(member.assigned)
+            return Client(world, member_id, TOPICS, f"i-{member_id}", epoch=1, owned=owned)
+
+        await measured("assignment", client("m0").heartbeat)
+        await measured("heartbeat", client("m1").heartbeat)
+        await measured("join", Client(world, "new", TOPICS).heartbeat)
+        await measured("heartbeat after a join", client("m2").heartbeat)
+        await measured("departure", client("m3").leave)
+        await measured("heartbeat after a departure", client("m4").heartbeat)
+        await measured("end of all sessions", lambda: world.clock.advance(SESSION_MS))
+        assert not group(world).members
+
+    asyncio.run(scenario())
+    assert {label: lines for label, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
