@@ -117,13 +117,13 @@ class MeasuredTurns(Awaitable[_T]):
     def __await__(self) -> Generator[object, None, _T]:
         """Run the work from wait to wait."""
         steps = self._work.__await__()
-        find_queue = self._find_queue
+        find_queue, queue = self._find_queue, None
         error: BaseException | None = None
         waits_for: object = None
         while True:
-            if find_queue is not None and waits_for is None and error is None:
+            if find_queue is not None:
                 queue = find_queue()
-                if queue.is_busy:
+                if waits_for is None and error is None and queue.is_busy:
                     error = yield from _wait(steps, queue.wait().__await__())
             began = perf_counter_ns()
             try:
@@ -134,8 +134,8 @@ class MeasuredTurns(Awaitable[_T]):
             finally:
                 elapsed_ns = perf_counter_ns() - began
                 self._note_ns(elapsed_ns)
-                if find_queue is not None:
-                    find_queue().charge(elapsed_ns / 1e9)
+                if queue is not None:
+                    queue.charge(elapsed_ns / 1e9)
             error = yield from _wait(steps, (waits_for,))
 
 
