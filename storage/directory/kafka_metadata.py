@@ -33,6 +33,8 @@ FOLDER: Final = f"{CLUSTER_METADATA_TOPIC}-0"
 TOPIC_ID_BYTES: Final = 16
 FRAME_VERSION: Final = 1
 TOPIC_RECORD: Final = 2
+PARTITION_RECORD: Final = 3
+PARTITION_RECORD_VERSION_MAX: Final = 2  # they all begin with partition and topic id
 CONFIG_RECORD: Final = 4
 REMOVE_TOPIC_RECORD: Final = 9
 TOPIC_RECORDS: Final = frozenset((TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECORD))
@@ -65,6 +67,8 @@ class MetadataImage:
 
     topic_ids: dict[str, bytes] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    partitions: dict[bytes, set[int]] = field(default_factory=dict)  # by topic id
+    deleted_ids: set[bytes] = field(default_factory=set)  # of topics, as far as the log tells
     security: SecurityImage = field(default_factory=SecurityImage)
     _pending: list[bytes] | None = None  # values of the open transaction
 
@@ -80,8 +84,8 @@ class MetadataImage:
             done, self._pending = self._pending or [], None
             for item in done if kind == END_TRANSACTION else []:
                 self.apply(item)
-        elif kind in TOPIC_RECORDS | SECURITY_RECORDS:
-            if version != 0:
+        elif kind in TOPIC_RECORDS | SECURITY_RECORDS or _is_partition(kind, version):
+            if version != 0 and kind != PARTITION_RECORD:
                 raise MetadataLogError(f"a record of type {kind} has version {version}")
             if self._pending is None:
                 self._change(kind, reader)
@@ -94,8 +98,13 @@ class MetadataImage:
         elif kind == TOPIC_RECORD:
             name = reader.text()
             self.topic_ids[name] = reader.take(TOPIC_ID_BYTES)
+        elif kind == PARTITION_RECORD:
+            index, topic_id = reader.int32(), reader.take(TOPIC_ID_BYTES)
+            self.partitions.setdefault(topic_id, set()).add(index)
         elif kind == REMOVE_TOPIC_RECORD:
             deleted = reader.take(TOPIC_ID_BYTES)
+            self.deleted_ids.add(deleted)
+            self.partitions.pop(deleted, None)
             for name in [name for name, topic_id in self.topic_ids.items() if topic_id == deleted]:
                 del self.topic_ids[name]
                 self.configs.pop(name, None)
@@ -113,6 +122,10 @@ class MetadataImage:
             name: KafkaTopic(topic_id, dict(self.configs.get(name, {})))
             for name, topic_id in self.topic_ids.items()
         }
+
+
+def _is_partition(kind: int, version: int) -> bool:
+    return kind == PARTITION_RECORD and version <= PARTITION_RECORD_VERSION_MAX
 
 
 def read_kafka_metadata(env: Env, directory: str) -> MetadataImage | None:

@@ -10,21 +10,25 @@ Rules
   given up because the disk hung. Otherwise it is refused and not touched, unless the metadata says
   that the replica moves: then the folder in the target directory is the replica, and the one in the
   source directory is removed. While the target is offline, it is unknown which one is.
-- An unknown folder is taken over, with the topic id in it.
+- An unknown folder is taken over, with the topic id in it. Other partitions of its topic, by the
+  metadata of Kafka or by a gap in the numbers, are offline: without them, who hashes over the
+  number of partitions would look in the wrong one.
 - An unreadable folder is offline if the metadata names its directory, otherwise refused. It is not
   touched, and no other folder replaces it.
 - A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
   known topic, which an interrupted creation leaves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
 
 TAKEN_OVER: Final = "adopted"
+GAPS_MAX: Final = 10_000  # missing numbers; with more, a folder has a wrong name
 
 
 class FoundFolder(NamedTuple):
@@ -55,9 +59,11 @@ def place_partitions(
     online: Mapping[str, str],
     new_topic_ids: Sequence[bytes],
     now_ms: int,
+    *,
+    kafka_partitions: Mapping[bytes, Set[int]] = MappingProxyType({}),
 ) -> Placement:
     """Return the placement. `online`: directory id -> path. `new_topic_ids`: one per folder, for
-    topics taken over without an id."""
+    topics taken over without an id. `kafka_partitions`: topic id -> indexes."""
     placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
@@ -76,8 +82,28 @@ def place_partitions(
             entry = _entry_of_unknown_folder(usable, fresh_ids.__next__, now_ms)
             placement.metadata = placement.metadata.with_topic(partition.topic, entry)
         _settle(placement, partition, folders, entry, online)
+    _add_missing(placement, metadata, kafka_partitions)
     _miss(placement, online)
     return placement
+
+
+def _add_missing(
+    placement: Placement, before: ClusterMetadata, kafka_partitions: Mapping[bytes, Set[int]]
+) -> None:
+    """Give topics that are taken over the partitions that have no folder."""
+    for name, entry in placement.metadata.topics.items():
+        if name in before.topics or not entry.partitions:
+            continue
+        expected = set(kafka_partitions.get(entry.topic_id, ()))
+        last = max(entry.partitions)
+        if last - len(entry.partitions) < GAPS_MAX:
+            expected.update(range(last))
+        absent = sorted(expected - entry.partitions.keys())
+        directory_id = entry.partitions[min(entry.partitions)]
+        if absent:
+            partitions = {**dict.fromkeys(absent, directory_id), **entry.partitions}
+            changed = replace(entry, partitions=partitions)
+            placement.metadata = placement.metadata.with_topic(name, changed)
 
 
 def _entry_of_unknown_folder(

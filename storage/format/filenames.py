@@ -197,6 +197,11 @@ def future_dir_name(partition: TopicPartition, unique_hex: str) -> str:
     return _marked_dir_name(partition, unique_hex, DirectoryKind.FUTURE)
 
 
+def stray_dir_name(partition: TopicPartition, unique_hex: str) -> str:
+    """Return the folder of a partition of no known topic, cut like `deleted_dir_name`."""
+    return _marked_dir_name(partition, unique_hex, DirectoryKind.STRAY)
+
+
 def _marked_dir_name(partition: TopicPartition, unique_hex: str, kind: DirectoryKind) -> str:
     assert re.fullmatch(r"[0-9a-f]{32}", unique_hex)
     tail = f"-{partition.partition}.{unique_hex}-{kind.value}"

@@ -24,13 +24,8 @@ from storage.manager.open_report import NAMED_MAX, LogLines
 _Lines = list[tuple[str, dict[str, object]]]
 
 
-def take_kafka_settings(
-    env: Env, directories: Iterable[str], metadata: ClusterMetadata, names: Collection[str]
-) -> tuple[ClusterMetadata, LogLines]:
-    """Return the metadata with Kafka's users, ACLs, quotas and configs of these topics; log lines.
-
-    `names` are the topics that are taken over.
-    """
+def read_images(env: Env, directories: Iterable[str]) -> tuple[list[MetadataImage], LogLines]:
+    """Return Kafka's metadata of each directory that has some, and log lines."""
     lines: _Lines = []
     images: list[MetadataImage] = []
     for directory in directories:
@@ -41,6 +36,17 @@ def take_kafka_settings(
             lines.append(("kafka metadata not read", fields))
         else:
             images += [] if image is None else [image]
+    return images, tuple(lines)
+
+
+def take_kafka_settings(
+    images: Collection[MetadataImage], metadata: ClusterMetadata, names: Collection[str]
+) -> tuple[ClusterMetadata, LogLines]:
+    """Return the metadata with Kafka's users, ACLs, quotas and configs of these topics; log lines.
+
+    `names` are the topics that are taken over.
+    """
+    lines: _Lines = []
     topics = {name: topic for image in images for name, topic in image.topics().items()}
     metadata = _take_configs(metadata, names, topics, lines)
     for image in images:

@@ -17,6 +17,7 @@ from functools import cache, partial
 
 from config.topics.keys import TopicConfig
 from storage.directory.cluster_metadata import INVENTED_PRODUCER_ID, ClusterMetadata
+from storage.directory.kafka_metadata import MetadataImage
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_folders import scan_partition_folders
 from storage.directory.partition_placement import FoundFolder, Placement, place_partitions
@@ -35,10 +36,10 @@ from storage.format.checkpoints import TOPIC_ID_BYTES, encode_partition_metadata
 from storage.log.log import Log
 from storage.log.log_state import LogContext, index_limits
 from storage.manager.deleted_folders import DeletedFolders
-from storage.manager.kafka_settings import take_kafka_settings
+from storage.manager.kafka_settings import read_images, take_kafka_settings
 from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import FoundCheckpoints, OffsetCheckpoints
-from storage.manager.open_report import LogLines, OpenReport
+from storage.manager.open_report import NAMED_MAX, LogLines, OpenReport
 from storage.manager.partition_table import PartitionTable
 from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog, RecoveryCounts, load_log
@@ -177,23 +178,60 @@ class LogOpener:
         )
         for directory, path in scanned.deleted:
             self._deleted.add(directory, path)
+        images: Sequence[MetadataImage] = ()
+        if is_new or any(item.partition.topic not in metadata.topics for item in scanned.folders):
+            paths = [directory.path for directory in scanned.by_id.values()]
+            images, self._settings_lines = read_images(self._env, paths)
+            scanned = self._without_deleted(scanned, metadata, images)
         placement = place_partitions(
             scanned.folders,
             metadata,
             {directory_id: directory.path for directory_id, directory in scanned.by_id.items()},
             [self._env.random_bytes(TOPIC_ID_BYTES) for _ in scanned.folders],
             self._env.wall_ms(),
+            kafka_partitions={key: s for image in images for key, s in image.partitions.items()},
         )
         self._scanned, self._placement = scanned, placement
         self._leave_offline(placement.offline)
         self._metadata = placement.metadata
         taken_over = placement.metadata.topics.keys() - metadata.topics.keys()
         if taken_over or is_new:
-            paths = [directory.path for directory in scanned.by_id.values()]
-            self._metadata, self._settings_lines = take_kafka_settings(
-                self._env, paths, placement.metadata, taken_over
-            )
+            self._metadata, lines = take_kafka_settings(images, placement.metadata, taken_over)
+            self._settings_lines += lines
         return self._metadata
+
+    def _without_deleted(
+        self,
+        scanned: ScannedDirectories,
+        metadata: ClusterMetadata,
+        images: Iterable[MetadataImage],
+    ) -> ScannedDirectories:
+        """Rename folders of topics that Kafka has deleted, as Kafka does; return the others.
+
+        Kafka answers the deletion before it renames the folders, so a kill may leave them.
+        """
+        deleted_ids = {topic_id for image in images for topic_id in image.deleted_ids}
+        others: list[FoundFolder] = []
+        renamed: list[str] = []
+        for folder in scanned.folders:
+            is_known = folder.partition.topic in metadata.topics
+            if is_known or folder.topic_id not in deleted_ids:
+                others.append(folder)
+                continue
+            directory = scanned.by_id[folder.directory_id]
+            unique = self._env.random_bytes(16).hex()
+            name = filenames.stray_dir_name(folder.partition, unique)
+            try:
+                self._env.rename(directory.file(str(folder.partition)), directory.file(name))
+                self._env.sync_dir(directory.path)
+            except OSError as error:
+                self._table.fail_directory(directory.path, str(error))
+            renamed.append(str(folder.partition))
+        if renamed:
+            fields: dict[str, object] = {"folders": len(renamed), "names": renamed[:NAMED_MAX]}
+            line = ("folders of topics that kafka deleted renamed to -stray", fields)
+            self._settings_lines += (line,)
+        return replace(scanned, folders=others)
 
     def _leave_offline(self, reasons: Mapping[TopicPartition, str]) -> None:
         """Leave partitions offline that have no folder which could be served."""

@@ -12,6 +12,7 @@ from storage.directory.kafka_metadata import (
     CONFIG_RECORD,
     END_TRANSACTION,
     FOLDER,
+    PARTITION_RECORD,
     REMOVE_TOPIC_RECORD,
     TOPIC_RECORD,
     KafkaTopic,
@@ -30,7 +31,8 @@ from storage.directory.kafka_security import (
 from storage.directory.security_entries import AclEntry, ScramEntry
 from storage.format.batch import CONTROL, ControlType, build_batch, marker_record, walk_headers
 from storage.format.checkpoints import decode_topic_id
-from storage.manager.kafka_settings import take_kafka_settings
+from storage.manager.kafka_settings import read_images, take_kafka_settings
+from storage.model import TopicPartition
 from tests.support.storage.kafka_metadata_log import (
     ID,
     batches,
@@ -230,6 +232,53 @@ def taken_over() -> tuple[MemoryEnv, bytes]:
     return env, topic_id
 
 
+def partition(index: int, topic_id: bytes) -> bytes:
+    return frame(PARTITION_RECORD, index.to_bytes(4, "big") + topic_id + bytes(20), version=1)
+
+
+def test_partitions_of_a_topic_taken_over_that_have_no_folder_are_offline() -> None:
+    """A group looks for its offsets in partition hash % number of partitions."""
+    env, topic_id = taken_over()
+    values = [topic("orders", topic_id), *(partition(index, topic_id) for index in (0, 1, 3))]
+    write(env, segment(0), batches(0, *values))
+    for _ in range(2):
+        manager, _ = opened(env, "/disk1")
+        assert sorted(manager.table.logs) == [TopicPartition("orders", index) for index in (0, 1)]
+        assert {item.partition: why for item, why in manager.table.offline.items()} == {
+            3: "its folder is missing in /disk1"
+        }
+        manager.close()
+
+
+def test_a_gap_in_the_numbers_of_folders_taken_over_is_offline() -> None:
+    """Without Kafka's metadata; a number beyond all reason is no gap."""
+    env, _ = taken_over()
+    env.rename("/disk1/orders-1", "/disk1/orders-2")
+    manager, _ = opened(env, "/disk1")
+    assert [item.partition for item in manager.table.offline] == [1]
+    manager.close()
+    env.unlink("/disk1/varve.metadata")
+    env.rename("/disk1/orders-2", "/disk1/orders-2000000000")
+    manager, _ = opened(env, "/disk1")
+    assert not manager.table.offline
+    manager.close()
+
+
+def test_folders_of_a_topic_that_kafka_deleted_are_renamed_as_kafka_does() -> None:
+    """It was killed between the answer and the change of its folders."""
+    env, topic_id = taken_over()
+    values = (topic("orders", topic_id), topic("other", OTHER_ID), removal(topic_id))
+    write(env, segment(0), batches(0, *values))
+    manager, report = opened(env, "/disk1")
+    assert not manager.metadata.topics
+    strays = [name for name in env.listdir("/disk1") if name.endswith("-stray")]
+    assert sorted(name.partition(".")[0] for name in strays) == ["orders-0", "orders-1"]
+    assert [event for event, _ in report.settings] == [
+        "folders of topics that kafka deleted renamed to -stray"
+    ]
+    manager.close()
+
+
 def test_a_topic_taken_over_has_the_settings_that_kafka_had_for_it() -> None:
     env, topic_id = taken_over()
     settings = [config("orders", "cleanup.policy", "compact"), config("orders", "segment.ms", "5")]
@@ -354,7 +403,8 @@ def test_a_broker_with_users_of_its_own_takes_none_and_says_so() -> None:
     env, _ = taken_over()
     write(env, segment(0), batches(0, ACL_FRAME))
     own = ClusterMetadata("c", 1, bytes(16), scram_users={"eve": {}})
-    metadata, lines = take_kafka_settings(env, ["/disk1"], own, ())
+    images, _ = read_images(env, ["/disk1"])
+    metadata, lines = take_kafka_settings(images, own, ())
     assert metadata is own
     ((event, fields),) = lines
     assert (event, fields["acls"]) == ("security settings of kafka not taken", 1)

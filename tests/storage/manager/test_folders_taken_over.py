@@ -24,7 +24,8 @@ def test_folders_nobody_knows_are_taken_over(env: MemoryEnv) -> None:
     assert [str(partition) for partition in report.taken_over] == ["unknown-0", "unknown-2"]
     entry = manager.metadata.topics["unknown"]
     assert (entry.topic_id, entry.created_by) == (TOPIC_ID, "adopted")
-    assert sorted(entry.partitions) == [0, 2]
+    assert sorted(entry.partitions) == [0, 1, 2]
+    assert [item.partition for item in manager.table.offline] == [1]  # it may have been lost
     log = manager.table.logs[TopicPartition("unknown", 0)]
     assert offsets_in(log) == [0, 1, 2]
     assert log.retention.expire(env.wall_ms() + 10**12) == []
