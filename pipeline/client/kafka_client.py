@@ -12,11 +12,11 @@ Rules
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Final, NoReturn, Self, TypeVar
+from typing import Final, NamedTuple, NoReturn, Self, TypeVar
 
 from config.address import Address
 from config.security.clients import Cluster
@@ -52,6 +52,10 @@ from protocol.messages import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseTopic,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochRequestPartition,
+    OffsetForLeaderEpochRequestTopic,
+    OffsetForLeaderEpochResponse,
 )
 from storage.model import TopicPartition
 
@@ -70,10 +74,24 @@ _VERSIONS: Final = {
     ApiKey.FETCH: (4, 12),
     ApiKey.LIST_OFFSETS: (2, 9),
     ApiKey.METADATA: (4, 12),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (3, 4),
 }
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 T = TypeVar("T")
+
+
+class EndOffset(NamedTuple):
+    """An end offset, and the leader epoch at that time, or -1: no record below has a later one."""
+
+    offset: int
+    leader_epoch: int
+
+    @classmethod
+    def parse(cls, value: int | list[int]) -> "EndOffset":
+        """Return the end offset of a checkpoint: [offset, leader epoch], or an offset alone."""
+        offset, epoch = value if isinstance(value, list) else (value, -1)
+        return cls(int(offset), int(epoch))
 
 
 class Isolation(IntEnum):
@@ -199,7 +217,18 @@ class WireClient:
         NO_OFFSET means that there is none. LATEST is the high watermark, or with READ_COMMITTED the
         last stable offset.
         """
-        results: dict[TopicPartition, int] = {}
+        return {which: end.offset for which, end in self._listed(requested, isolation).items()}
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], isolation: Isolation
+    ) -> dict[TopicPartition, EndOffset]:
+        """Return the end offset of each partition, with its leader epoch."""
+        return self._listed(dict.fromkeys(partitions, LATEST), isolation)
+
+    def _listed(
+        self, requested: Mapping[TopicPartition, int], isolation: Isolation
+    ) -> dict[TopicPartition, EndOffset]:
+        results: dict[TopicPartition, EndOffset] = {}
 
         def ask(seconds_left: float) -> None:
             rest = {which: when for which, when in requested.items() if which not in results}
@@ -209,6 +238,23 @@ class WireClient:
 
         self._with_retries("offsets", ask)
         return results
+
+    def truncated(self, reached: Mapping[TopicPartition, EndOffset]) -> dict[TopicPartition, int]:
+        """Return where partitions were truncated below the offset that was reached (KIP-320).
+
+        A truncation begins a leader epoch, so the former epoch ends below that offset. Partitions
+        whose leader epoch is -1 are omitted, and those whose broker does not know the epoch.
+        """
+        epochs = {p: end.leader_epoch for p, end in reached.items() if end.leader_epoch >= 0}
+        ends: dict[TopicPartition, int] = {}
+
+        def ask(seconds_left: float) -> None:
+            rest = {which: epoch for which, epoch in epochs.items() if which not in ends}
+            for address, group in self._by_leader(rest, seconds_left).items():
+                ends.update(self._epoch_ends(address, group, seconds_left))
+
+        self._with_retries("ends of leader epochs", ask)
+        return {p: end for p, end in ends.items() if 0 <= end < reached[p].offset}
 
     # Fetch
 
@@ -290,7 +336,7 @@ class WireClient:
                 answered = self._list_offsets(
                     address, group, Isolation.READ_UNCOMMITTED, seconds_left
                 )
-                bounds.append(answered[target.partition])
+                bounds.append(answered[target.partition].offset)
         raise OffsetsGoneError(target.partition, target.offset, bounds[0], bounds[1])
 
     # Connections and retries
@@ -407,7 +453,7 @@ class WireClient:
         requested: Mapping[TopicPartition, int],
         isolation: Isolation,
         seconds_left: float,
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, EndOffset]:
         by_topic: dict[str, list[ListOffsetsRequestPartition]] = defaultdict(list)
         for (topic, index), timestamp in requested.items():
             by_topic[topic].append(
@@ -420,13 +466,42 @@ class WireClient:
         connection = self._connected(address, seconds_left)
         _send(connection, ApiKey.LIST_OFFSETS, request)
         answer = connection.receive(ListOffsetsResponse, seconds_left)
-        results: dict[TopicPartition, int] = {}
+        results: dict[TopicPartition, EndOffset] = {}
         for listed in answer.topics:
             for partition in listed.partitions:
                 which = TopicPartition(listed.name, partition.partition_index)
                 check(f"offsets of {which}", partition.error_code)
-                results[which] = partition.offset
+                results[which] = EndOffset(partition.offset, partition.leader_epoch)
         if results.keys() != requested.keys():
+            raise WireError(f"{address} answered for other partitions than requested")
+        return results
+
+    def _epoch_ends(
+        self, address: Address, epochs: Mapping[TopicPartition, int], seconds_left: float
+    ) -> dict[TopicPartition, int]:
+        by_topic: dict[str, list[OffsetForLeaderEpochRequestPartition]] = defaultdict(list)
+        for (topic, index), epoch in epochs.items():
+            by_topic[topic].append(
+                OffsetForLeaderEpochRequestPartition(
+                    partition=index, current_leader_epoch=-1, leader_epoch=epoch
+                )
+            )
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1,
+            topics=[
+                OffsetForLeaderEpochRequestTopic(topic=t, partitions=p) for t, p in by_topic.items()
+            ],
+        )
+        connection = self._connected(address, seconds_left)
+        _send(connection, ApiKey.OFFSET_FOR_LEADER_EPOCH, request)
+        answer = connection.receive(OffsetForLeaderEpochResponse, seconds_left)
+        results: dict[TopicPartition, int] = {}
+        for described in answer.topics:
+            for partition in described.partitions:
+                which = TopicPartition(described.topic, partition.partition)
+                check(f"end of a leader epoch of {which}", partition.error_code)
+                results[which] = partition.end_offset
+        if results.keys() != epochs.keys():
             raise WireError(f"{address} answered for other partitions than requested")
         return results
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, WireClient
+from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, EndOffset, WireClient
 from pipeline.datasource.options import (
     AtTime,
     Bound,
@@ -107,9 +107,9 @@ def ending_offsets(
 
 def latest_offsets(
     client: WireClient, options: SourceOptions, partitions: Iterable[TopicPartition]
-) -> Offsets:
-    """Return the end offsets under the configured isolation level."""
-    return client.offsets(dict.fromkeys(partitions, LATEST), options.isolation)
+) -> dict[TopicPartition, EndOffset]:
+    """Return the end offsets under the configured isolation level, with their leader epochs."""
+    return client.end_offsets(partitions, options.isolation)
 
 
 def earliest_offsets(client: WireClient, partitions: Iterable[TopicPartition]) -> Offsets:
@@ -195,21 +195,23 @@ def limited(start: Offsets, latest: Offsets, limit: int) -> Offsets:
     return ends
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return offsets in the form of a checkpoint and of startingOffsets: by topic and partition.
+def to_json(offsets: Mapping[TopicPartition, EndOffset]) -> dict[str, dict[str, Any]]:
+    """Return offsets in the form of a checkpoint, by topic and partition.
 
-    The order is fixed, because Spark compares the text.
+    Each is [offset, leader epoch], or a number without an epoch, as in earlier releases. The order
+    is fixed, because Spark compares the text.
     """
-    results: dict[str, dict[str, int]] = {}
-    for partition, offset in sorted(offsets.items()):
-        results.setdefault(partition.topic, {})[str(partition.partition)] = offset
+    results: dict[str, dict[str, Any]] = {}
+    for partition, (offset, epoch) in sorted(offsets.items()):
+        value = offset if epoch < 0 else [offset, epoch]
+        results.setdefault(partition.topic, {})[str(partition.partition)] = value
     return results
 
 
-def from_json(offsets: Mapping[str, Any]) -> Offsets:
+def from_json(offsets: Mapping[str, Any]) -> dict[TopicPartition, EndOffset]:
     """Parse the result of `to_json`."""
     return {
-        TopicPartition(topic, int(partition)): int(offset)
+        TopicPartition(topic, int(partition)): EndOffset.parse(value)
         for topic, numbers in offsets.items()
-        for partition, offset in numbers.items()
+        for partition, value in numbers.items()
     }

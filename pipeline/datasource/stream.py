@@ -5,13 +5,15 @@ Rules
 - New partitions are read from their start.
 - Offsets never go back. If the log end does (a re-created topic), or retention removed offsets, the
   query fails; with failOnDataLoss=false it logs a warning and continues.
+- An offset is stored with the leader epoch at that time. A truncation begins an epoch, so it is
+  found even if other records have the removed offsets by then (KIP-320).
 """
 
 # ruff: noqa: N802  the names are Spark's
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pipeline.client.kafka_client import WireClient
+from pipeline.client.kafka_client import EndOffset, WireClient
 from pipeline.datasource.batch import RangePartition, connect, read_rows
 from pipeline.datasource.offsets import (
     DataLossError,
@@ -39,6 +41,7 @@ from pipeline.datasource.offsets import (
     to_json,
 )
 from pipeline.datasource.options import SourceOptions
+from storage.model import TopicPartition
 
 _logger = logging.getLogger("varve.spark")
 
@@ -52,7 +55,8 @@ class VarveStreamReader(
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._client: WireClient | None = None
-        self._target: Offsets | None = None  # end offsets of an AvailableNow query
+        # End offsets of an AvailableNow query.
+        self._target: dict[TopicPartition, EndOffset] | None = None
         self._last_given = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,7 +67,9 @@ class VarveStreamReader(
         """Return the start offsets of a query without a checkpoint."""
         client = self._connected()
         partitions = subscribed_partitions(client, self._options)
-        return to_json(starting_offsets(client, self._options, partitions))
+        latest = latest_offsets(client, self._options, partitions)  # before the starting offsets
+        starts = starting_offsets(client, self._options, partitions)
+        return to_json({p: EndOffset(start, latest[p].leader_epoch) for p, start in starts.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of maxOffsetsPerTrigger, or else of minOffsetsPerTrigger."""
@@ -79,10 +85,12 @@ class VarveStreamReader(
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end offsets of the next batch, or `start` if there is nothing to read."""
-        begin = from_json(start)
-        latest = dict(self._target) if self._target is not None else self._latest()
+        reached = from_json(start)
+        latest_ends = self._target if self._target is not None else self._latest()
+        begin, latest = _offsets_of(reached), _offsets_of(latest_ends)
         begin |= self._beginnings(begin, latest)
         self._check_ends(begin, latest)
+        self._check_epochs(reached, latest_ends)
         # Offsets of unsubscribed or truncated partitions stay as they are.
         ends = {which: max(begin.get(which, 0), end) for which, end in latest.items()}
         if self._waits_for_more(begin, ends):
@@ -90,7 +98,13 @@ class VarveStreamReader(
         if isinstance(limit, ReadMaxRows):
             ends = limited(begin, ends, limit.max_rows)
         self._last_given = time.monotonic()
-        return to_json(from_json(start) | ends)
+        # A new epoch alone is nothing to read.
+        read = {
+            p: EndOffset(end, latest_ends[p].leader_epoch)
+            for p, end in ends.items()
+            if p not in reached or end > reached[p].offset
+        }
+        return to_json(reached | read)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the end offsets for the progress of the query."""
@@ -98,7 +112,7 @@ class VarveStreamReader(
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of one batch."""
-        begin, ends = from_json(start), from_json(end)
+        begin, ends = _offsets_of(from_json(start)), _offsets_of(from_json(end))
         begin |= self._beginnings(begin, ends)
         ranges = [Range(which, begin[which], last) for which, last in sorted(ends.items())]
         return [RangePartition(piece) for piece in split(ranges, self._options)]
@@ -118,7 +132,7 @@ class VarveStreamReader(
             self._client = connect(self._options)
         return self._client
 
-    def _latest(self) -> Offsets:
+    def _latest(self) -> dict[TopicPartition, EndOffset]:
         client = self._connected()
         return latest_offsets(client, self._options, subscribed_partitions(client, self._options))
 
@@ -142,6 +156,23 @@ class VarveStreamReader(
                     f"{partition}: read up to {offset}, but the log ends at {latest[partition]}"
                 )
 
+    def _check_epochs(
+        self,
+        reached: Mapping[TopicPartition, EndOffset],
+        latest: Mapping[TopicPartition, EndOffset],
+    ) -> None:
+        """Find truncations below an offset that was reached; other records may be there now."""
+        changed = {
+            partition: end
+            for partition, end in reached.items()
+            if partition in latest and latest[partition].leader_epoch != end.leader_epoch
+        }
+        for partition, end in self._connected().truncated(changed).items():
+            self._lost(
+                f"{partition}: read up to {reached[partition].offset}, but the log was truncated"
+                f" to offset {end} since"
+            )
+
     def _lost(self, subject: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(subject)
@@ -155,3 +186,7 @@ class VarveStreamReader(
         waited_ms = (time.monotonic() - self._last_given) * 1000
         waiting = sum(end - begin[partition] for partition, end in ends.items())
         return waiting < least and waited_ms < self._options.max_trigger_delay_ms
+
+
+def _offsets_of(ends: Mapping[TopicPartition, EndOffset]) -> Offsets:
+    return {partition: end.offset for partition, end in ends.items()}

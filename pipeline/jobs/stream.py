@@ -6,8 +6,8 @@ Rules
 - A query may stop anywhere. It continues from the offsets in the table, with or without its
   checkpoint, and applies each record exactly once.
 - The job refuses to continue if reading further cannot repair the table: if the checkpoint is ahead
-  of it, if the topic was created again, or if batches were read after the topic may have lost
-  tombstones (pipeline/tables/delete_guard.py).
+  of it, if the topic was created again or truncated below an offset that was read, or if batches
+  were read after the topic may have lost tombstones (pipeline/tables/delete_guard.py).
 """
 
 import json
@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from admin.client import ApiRefusedError, UnreachableError
 from config import exit_codes
+from pipeline.client.kafka_client import EndOffset, WireClient
 from pipeline.client.source_options import connection_options
 from pipeline.client.topics import (
+    as_job_errors,
     fetch_settings,
     fetch_topic_id,
     now_ms,
@@ -46,9 +48,11 @@ from pipeline.tables.upsert import (
     last_ends,
     read_batch_ends,
     read_planned_ms,
+    read_reached,
     read_versions,
 )
 from protocol.client.connection import WireError
+from storage.model import TopicPartition
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -160,6 +164,7 @@ def follow(
     result.seconds["table"] = time.monotonic() - started
     check_topic_id(_table(path), topic, fetch_topic_id(broker.cluster, topic))
     versions = check_table(topic, path, places, numbers)
+    _check_truncation(broker, read_reached(_table(path), topic, versions))
     guard = DeleteGuard(
         topic, numbers, versions, read_safe_ms(_table(path), topic),
         read_progress=lambda number: read_cleaner_progress(broker.client, topic, number),
@@ -221,13 +226,27 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
     if partitions and not versions:
         raise JobError(f"{path} is not a table of {topic} written by `latest`")
     for number, end in last_ends(checkpoint, topic).items():
-        if end > versions.get(number, 0):
+        if end.offset > versions.get(number, 0):
             raise JobError(
-                f"{checkpoint} is ahead of the table: {topic}-{number} was read up to {end}, but"
+                f"{checkpoint} is ahead of the table: {topic}-{number} was read up to"
+                f" {end.offset}, but"
                 f" the table has it up to {versions.get(number, 0)}. Use --overwrite to recreate"
                 " both"
             )
     return versions
+
+
+def _check_truncation(broker: Clients, reached: Mapping[TopicPartition, EndOffset]) -> None:
+    """Check that a table has no records that were cut off the log. Raises JobError (STALE)."""
+    with as_job_errors(), WireClient(broker.cluster) as client:
+        truncated = client.truncated(reached)
+    for partition, end in sorted(truncated.items()):
+        raise JobError(
+            f"{partition} was truncated to offset {end} after the table was written up to offset"
+            f" {reached[partition].offset}: the table has rows of removed records, and records"
+            " with their offsets would be missed. Create the table again with --overwrite",
+            exit_codes.STALE,
+        )
 
 
 def _delete_retention_ms(broker: Clients, topic: str) -> int:

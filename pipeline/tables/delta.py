@@ -5,6 +5,8 @@ Rules
   whose version is the first offset that is not in the table.
 - These transactions survive an overwrite of the table. One more transaction therefore names the
   topic whose state the table holds; transactions of other topics are ignored.
+- One more per partition has the leader epoch at that offset, if it is known: a truncation of the
+  log begins another epoch.
 - A further transaction has the topic id, because offsets of a topic say nothing about another one
   that was created later under its name.
 """
@@ -34,6 +36,12 @@ def version_id(topic: str, partition: int) -> str:
     return f"varve:{topic}:{partition}"
 
 
+def epoch_id(topic: str, partition: int) -> str:
+    """Return the id of the application transaction with the leader epoch at that end offset."""
+    return f"varve-epoch:{topic}:{partition}"
+
+
+UNKNOWN_EPOCH: Final = -1
 STATE_ID: Final = "varve-state"
 NO_STATE: Final = 0  # the table is not the state of a topic: it holds all records
 

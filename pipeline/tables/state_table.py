@@ -24,6 +24,8 @@ from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import (
     STATE_ID,
+    UNKNOWN_EPOCH,
+    epoch_id,
     state_number,
     topic_id_number,
     topic_id_transaction,
@@ -180,8 +182,11 @@ def table_notes(job: str, topic: str, state: TopicState, **more: object) -> Mapp
 def table_versions(topic: str, state: TopicState) -> dict[str, int]:
     """Return the application transactions that a later stream into the table starts from."""
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
+    # They survive an overwrite, so one of the former table must not stay.
+    epochs = {epoch_id(topic, number): UNKNOWN_EPOCH for number in state.end_offsets}
     return {
         **reach,
+        **epochs,
         safe_time_id(topic): state.safe_ms,
         topic_id_transaction(topic): topic_id_number(state.topic_id),
         STATE_ID: state_number(topic),

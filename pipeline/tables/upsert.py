@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
-from pipeline.client.kafka_client import TIMEOUT_SECONDS
+from pipeline.client.kafka_client import TIMEOUT_SECONDS, EndOffset
 from pipeline.client.lease import with_retries
 from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
@@ -24,6 +24,7 @@ from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
 from pipeline.tables.delta import (
     check_topic_id,
     commit_properties,
+    epoch_id,
     holds_state,
     topic_id_number,
     topic_id_transaction,
@@ -31,6 +32,7 @@ from pipeline.tables.delta import (
 )
 from pipeline.tables.publish import write_beside
 from pipeline.tables.state import last_by_key
+from storage.model import TopicPartition
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -51,13 +53,25 @@ def read_versions(table: "DeltaTable", topic: str, partitions: Sequence[int]) ->
     return {number: int(version) for number, version in results.items() if version is not None}
 
 
-def read_batch_ends(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
+def read_reached(
+    table: "DeltaTable", topic: str, versions: Mapping[int, int]
+) -> dict[TopicPartition, EndOffset]:
+    """Return the end offsets in a table with their leader epochs; -1 before its first batch."""
+    epochs = {number: table.transaction_version(epoch_id(topic, number)) for number in versions}
+    return {
+        TopicPartition(topic, number): EndOffset(end, -1 if epoch is None else int(epoch))
+        for number, end in versions.items()
+        for epoch in (epochs[number],)
+    }
+
+
+def read_batch_ends(checkpoint: Path, topic: str, batch_id: int) -> dict[int, EndOffset]:
     """Return the end offsets of a micro-batch from Spark's checkpoint. Raises JobError."""
     path = checkpoint / "offsets" / str(batch_id)
     try:
         # Lines: version, settings of the query, offsets of its only source.
         document = json.loads(path.read_text().splitlines()[2])[topic]
-        return {int(number): int(end) for number, end in document.items()}
+        return {int(number): EndOffset.parse(end) for number, end in document.items()}
     except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise JobError(f"{path} has no offsets of {topic}: {error!r}") from error
 
@@ -73,7 +87,7 @@ def read_planned_ms(checkpoint: Path, batch_id: int) -> int:
     return noted_ms - PLANNING_MS_MAX
 
 
-def last_ends(checkpoint: Path, topic: str) -> dict[int, int]:
+def last_ends(checkpoint: Path, topic: str) -> dict[int, EndOffset]:
     """Return the end offsets of the last completed micro-batch, or {}. Raises JobError."""
     commits = checkpoint / "commits"
     done = [int(name) for name in os.listdir(commits) if name.isdigit()] if commits.is_dir() else []
@@ -105,7 +119,7 @@ class Upserts:
         self._columns = tuple(columns)
 
     def merge_batch(
-        self, batch: "DataFrame", ends: Mapping[int, int], planned_ms: int = UNKNOWN_MS
+        self, batch: "DataFrame", ends: Mapping[int, EndOffset], planned_ms: int = UNKNOWN_MS
     ) -> bool:
         """Merge a batch whose partitions end at `ends`; return False if it was merged before.
 
@@ -117,11 +131,13 @@ class Upserts:
 
         table = DeltaTable(str(self.path))
         before = read_versions(table, self._topic, list(ends))
-        if all(number in before and before[number] >= end for number, end in ends.items()):
+        new = {n: end for n, end in ends.items() if n not in before or end.offset > before[n]}
+        if not new:
             return False
         rows = self._last(batch, before)
-        reach = {number: max(end, before.get(number, 0)) for number, end in ends.items()}
+        reach = {number: max(end.offset, before.get(number, 0)) for number, end in ends.items()}
         versions = {version_id(self._topic, number): end for number, end in reach.items()}
+        versions |= {epoch_id(self._topic, n): end.leader_epoch for n, end in new.items()}
         notes = {"job": "latest --stream", "topic": self._topic}
         try:
             with write_beside(rows, self.path) as data:

@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from admin.client import ApiClient
 from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
@@ -149,3 +150,9 @@ def read_model(broker: VarveBroker, topic: str, partitions: int = 2) -> Model:
             timestamp_ms = record.timestamp[1]
             model.rows.append(Row(number, record.offset, record.key, record.value, timestamp_ms))
     return model
+
+
+def truncate_log(broker: VarveBroker, topic: str, *, to: int) -> None:
+    """As `varve log truncate TOPIC 0 --to N --force`."""
+    client = ApiClient(f"127.0.0.1:{broker.http_port}").below("/api/v1/log")
+    client.post(f"/partitions/{topic}/0/truncate?to={to}", {"force": True})

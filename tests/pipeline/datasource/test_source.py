@@ -13,6 +13,7 @@ from pipeline.client.kafka_client import LATEST, WireClient
 from pipeline.client.producer import BulkProducer
 from pipeline.records.columns import COLUMNS
 from storage.model import TopicPartition
+from tests.pipeline.table_topics import truncate_log
 from tests.support.draws import only_in_ci
 from tests.support.varve import VarveBroker
 
@@ -353,3 +354,18 @@ def test_a_stream_that_lost_records_fails_unless_it_is_told_to_go_on(
     batches = run_stream(spark, filled, copy.name, tmp_path / "c", failOnDataLoss=False)
     assert sum(batches) == 250
     assert filled.ends() == {0: 200, 1: 200, 2: 200}
+
+
+def test_a_stream_finds_a_truncation_though_other_records_have_the_offsets(
+    spark: "SparkSession", filled: Topic, broker: VarveBroker, tmp_path: Path
+) -> None:
+    copy = Topic(broker, f"{filled.name}-copy")
+    assert sum(run_stream(spark, filled, copy.name, tmp_path / "c", startingOffsets="earliest"))
+    assert filled.ends() == {0: 100, 1: 100, 2: 100}
+    truncate_log(broker, filled.name, to=0)
+    filled.write(300, 900)
+    with pytest.raises(Exception, match="read up to 100, but the log was truncated to offset 0"):
+        run_stream(spark, filled, copy.name, tmp_path / "c")
+    batches = run_stream(spark, filled, copy.name, tmp_path / "c", failOnDataLoss=False)
+    assert sum(batches) == 500
+    assert sum(run_stream(spark, filled, copy.name, tmp_path / "c")) == 0, "it is known by now"

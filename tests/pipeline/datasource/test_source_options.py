@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from pipeline.client.kafka_client import EARLIEST, LATEST, Isolation, WireClient
+from pipeline.client.kafka_client import EARLIEST, LATEST, EndOffset, Isolation, WireClient
 from pipeline.datasource.batch import VarveReader
 from pipeline.datasource.filters import Narrowed
 from pipeline.datasource.offsets import (
@@ -172,9 +172,13 @@ def test_a_limit_is_shared_by_what_waits_and_all_is_read_in_the_end() -> None:
 
 
 def test_offsets_are_written_the_same_whatever_their_order() -> None:
-    offsets = {TopicPartition("b", 10): 3, TopicPartition("b", 9): 2, TopicPartition("a", 0): 1}
+    offsets = {
+        TopicPartition("b", 10): EndOffset(3, 7),
+        TopicPartition("b", 9): EndOffset(2, 0),
+        TopicPartition("a", 0): EndOffset(1, -1),  # as in earlier releases
+    }
     text = json.dumps(to_json(offsets))
-    assert text == '{"a": {"0": 1}, "b": {"9": 2, "10": 3}}'
+    assert text == '{"a": {"0": 1}, "b": {"9": [2, 0], "10": [3, 7]}}'
     assert text == json.dumps(to_json(dict(reversed(list(offsets.items())))))
     assert from_json(json.loads(text)) == offsets
 

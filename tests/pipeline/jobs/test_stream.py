@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from admin.client import ApiClient
 from config import exit_codes
 from config.security.clients import Cluster
+from pipeline.client.kafka_client import EndOffset
 from pipeline.client.topics import as_job_errors, read_topic
 from pipeline.errors import JobError
 from pipeline.jobs import stream
@@ -25,7 +26,7 @@ from pipeline.tables.delete_guard import DeleteGuard
 from pipeline.tables.open_topic import Clients
 from pipeline.tables.upsert import Upserts
 from tests.pipeline.jobs.test_latest import assert_state, read_table
-from tests.pipeline.table_topics import fill, make_topic, read_model, write
+from tests.pipeline.table_topics import fill, make_topic, read_model, truncate_log, write
 from tests.support.draws import cases, only_in_ci
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
@@ -113,8 +114,8 @@ def test_a_table_never_goes_back(
     upserts = Upserts(path, topic, EXACT, stream.COLUMNS)
     cluster = Cluster(broker.bootstrap)
     old = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
-    assert not upserts.merge_batch(old, {0: 2})
-    assert upserts.merge_batch(old, {0: 5})
+    assert not upserts.merge_batch(old, {0: EndOffset(2, 0)})
+    assert upserts.merge_batch(old, {0: EndOffset(5, 0)})
     assert read_table(path, "delta").column("value").to_pylist() == [b"2"]
 
 
@@ -129,7 +130,7 @@ def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_dele
     cluster = Cluster(broker.bootstrap)
     batch = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
     with pytest.raises(JobError, match="created again"):  # between the plan and the commit
-        other.merge_batch(batch, {0: 9})
+        other.merge_batch(batch, {0: EndOffset(9, 0)})
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([topic])[topic].result()
     make_topic(broker, topic, partitions=1)
@@ -142,6 +143,32 @@ def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_dele
     write(broker, topic, [(b"d", b"2")])
     caught_up(spark, addresses, topic, path)
     assert sorted(read_table(path, "delta").column("key").to_pylist()) == [b"c", b"d"]
+
+
+@pytest.mark.parametrize("has_checkpoint", cases(few=[False], many=[False, True]))
+def test_a_topic_that_was_truncated_and_written_again_is_refused(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
+    has_checkpoint: bool,
+) -> None:  # fmt: skip
+    make_topic(broker, topic, partitions=1)
+    path = tmp_path / "t"
+    write(broker, topic, [(b"a", b"1")])
+    caught_up(spark, addresses, topic, path)
+    for key in (b"b", b"c", b"d"):
+        write(broker, topic, [(key, b"1")])
+    caught_up(spark, addresses, topic, path)
+    truncate_log(broker, topic, to=2)
+    write(broker, topic, [(b"e", b"2")] * 4)
+    if not has_checkpoint:
+        shutil.rmtree(tmp_path / "t.checkpoint")
+    with pytest.raises(JobError, match="was truncated to offset 2") as raised:
+        caught_up(spark, addresses, topic, path)
+    assert raised.value.code == exit_codes.STALE
+    caught_up(spark, addresses, topic, path, overwrite=True)
+    write(broker, topic, [(b"f", b"2")])
+    caught_up(spark, addresses, topic, path)
+    caught_up(spark, addresses, topic, path)
+    assert_state(read_table(path, "delta"), read_model(broker, topic))
 
 
 def test_a_checkpoint_ahead_of_the_table_is_refused(
