@@ -20,6 +20,7 @@ from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.partition import Partition
 from broker.views.compaction import ViewCompactor
 from broker.views.views import Views
+from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
 from cleaner.key_search import KeySearch, KeySearchResult
@@ -34,6 +35,7 @@ from storage.log.flush import FlushTask, LogFlusher
 from storage.log.log import Log
 from storage.log.log_producers import LogProducers
 from storage.log.log_reader import LogReader
+from storage.manager.partition_table import PartitionTable
 from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment, DamageSearch
 from storage.segments.segment import Segment
@@ -271,6 +273,26 @@ def a_clean_passes_open_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dirty_section, "_bound", without_limit)
 
 
+def a_group_forgets_the_transactions_of_those_before_it(patch: pytest.MonkeyPatch) -> None:
+    """The marker of a transaction over two groups was removed, and a batch of it was left."""
+    rewrite_group = RewritePass._rewrite_group
+
+    def forget_and_rewrite(self: RewritePass, group: Any) -> None:
+        self._context.transactions.forget_open(self._context.state)
+        rewrite_group(self, group)
+
+    patch.setattr(RewritePass, "_rewrite_group", forget_and_rewrite)
+
+
+def checkpoints_do_not_wait_for_the_cleaner_state(patch: pytest.MonkeyPatch) -> None:
+    """A start after a kill took the checkpoint for that of another broker."""
+    patch.setattr(
+        PartitionTable,
+        "_cleaner_checkpoint_of",
+        lambda self, partition: self.cleaner_offsets.get(partition),
+    )
+
+
 def a_clean_does_not_wait_for_the_lag(patch: pytest.MonkeyPatch) -> None:
     """Consumers missed records that they were promised for a time."""
     patch.setattr(dirty_section, "newest_ms", lambda _: 0)
@@ -393,6 +415,13 @@ PLANTED = [
     Planted(
         a_clean_passes_open_transactions, ("undecided",), (OPEN, "transaction"), (COMPACT, AT_ONCE)
     ),
+    Planted(
+        a_group_forgets_the_transactions_of_those_before_it,
+        ("marker",),
+        ("transaction",),
+        (COMPACT, AT_ONCE, ("segment_bytes", "400"), ("min_cleanable_dirty_ratio", "0")),
+    ),
+    Planted(checkpoints_do_not_wait_for_the_cleaner_state, ("checkpoint",), ("end",), (COMPACT,)),
     Planted(
         a_clean_does_not_wait_for_the_lag,
         ("lag",),

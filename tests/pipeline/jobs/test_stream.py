@@ -167,7 +167,6 @@ def test_a_topic_that_was_truncated_and_written_again_is_refused(
     caught_up(spark, addresses, topic, path, overwrite=True)
     write(broker, topic, [(b"f", b"2")])
     caught_up(spark, addresses, topic, path)
-    caught_up(spark, addresses, topic, path)
     assert_state(read_table(path, "delta"), read_model(broker, topic))
 
 
