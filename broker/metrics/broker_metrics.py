@@ -8,6 +8,7 @@ and data directories. A scrape of thousands of partitions is collected in turns 
 that clients do not wait for it.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -72,6 +73,8 @@ class BrokerMetrics:
             if step is not None:
                 families.append(step)
             await turns.take()
+        # In a thread: it lists all file descriptors of the process.
+        families += await asyncio.to_thread(lambda: list(self._process.collect()))
         return families
 
     def _steps(self) -> Iterator[Step]:
@@ -83,7 +86,6 @@ class BrokerMetrics:
         yield from self._cleaner.steps()
         for families in self._others:
             yield from families()
-        yield from self._process.collect()
 
     def _topics(self) -> Iterator[Step]:
         topics = self._services.stats.topics
