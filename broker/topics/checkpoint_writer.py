@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from broker.event_loop.directory_threads import DirectoryThreads
+from broker.event_loop.loop_turns import run_in_turns
 from broker.topics.partition import Partition
 from broker.topics.topics import TopicError
 from storage.directory.log_directory import LogDirectory
@@ -73,7 +74,8 @@ class CheckpointWriter:
                 return
             self._begun[path] += 1
             number = self._begun[path]
-            await self._threads.sync(path, self._table.checkpoint_begin(log_directory).run)
+            task = await run_in_turns(self._table.checkpoint_slices(log_directory))
+            await self._threads.sync(path, task.run)
             if log_directory.offline_reason is not None:  # then the checkpoint left it out
                 raise LogDirectoryError(path, log_directory.offline_reason)
             self._written[path] = number

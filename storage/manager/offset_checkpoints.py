@@ -1,7 +1,7 @@
 """The offset checkpoints of a log directory: recovery points, log start offsets, cleaner offsets.
 
 Rules
-- The event loop captures the values; a thread may write them.
+- The event loop captures the values, those of a log at one moment; a thread may write them.
 - A missing or damaged file costs time, but no record. Without a recovery point (None) it is unknown
   what is flushed: all batches are verified, and only the end of the last segment can be torn. The
   same applies to a folder that was moved or copied into the directory. Without a log start offset a
@@ -17,7 +17,7 @@ Rules
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,11 +40,14 @@ from storage.model import TopicPartition
 
 Offsets = dict[TopicPartition, int]
 
+LOGS_PER_SLICE: Final = 200  # 1 ms
+
 CONSEQUENCES: Final = {  # of a lost file
     filenames.RECOVERY_POINT_CHECKPOINT: "every log is verified from its first segment on",
     filenames.LOG_START_CHECKPOINT: "each log begins at its first segment",
     filenames.CLEANER_CHECKPOINT: "each log is cleaned from its start",
 }
+FILES: Final = (*CONSEQUENCES, filenames.REPLICATION_CHECKPOINT)
 
 
 @dataclass(slots=True)
@@ -83,10 +86,9 @@ def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
 
     A directory without partitions gets the files at once. Raises OSError.
     """
-    names = (*CONSEQUENCES, filenames.REPLICATION_CHECKPOINT)
-    is_there = any(env.exists(directory.file(name)) for name in names)
+    is_there = any(env.exists(directory.file(name)) for name in FILES)
     if not is_there and not partitions_in(env, directory.path):
-        _write_empty(env, directory, names)
+        _write_empty(env, directory)
         return FoundCheckpoints()
     results: dict[str, Offsets | None] = {}
     for name, consequence in CONSEQUENCES.items():
@@ -100,11 +102,11 @@ def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
     return FoundCheckpoints(points, starts or {}, cleaner or {})
 
 
-def _write_empty(env: Env, directory: LogDirectory, names: Iterable[str]) -> None:
+def _write_empty(env: Env, directory: LogDirectory) -> None:
     # Without room none is written. A later start then verifies all batches of all partitions,
     # which is slower, but safe.
     with suppress(NoRoomError):
-        for name in names:
+        for name in FILES:
             write_offsets(env, directory.file(name), {})
 
 
@@ -272,28 +274,21 @@ def durable_start_of(log: Log) -> int:
     return min(log.log_start_offset, max(log.recovery_point, log.segments.first_base_offset))
 
 
-def entries_of(logs: Mapping[TopicPartition, Log], cleaner: Offsets) -> dict[str, Offsets]:
-    """Return the entries of logs now, by file name. `cleaner` are the first dirty offsets."""
-    return {
-        filenames.RECOVERY_POINT_CHECKPOINT: {
-            partition: log.recovery_point for partition, log in logs.items()
-        },
-        filenames.LOG_START_CHECKPOINT: {
-            partition: durable_start_of(log)
-            for partition, log in logs.items()
-            # A swap may restore a segment that begins below, which retention deleted meanwhile.
-            # So may a crash, until the removal of segments is durable.
-            if log.log_start_offset != log.segments.first_base_offset
-            or log.swap.is_running
-            or log.flusher.has_unsynced_removals
-        },
-        filenames.REPLICATION_CHECKPOINT: {
-            partition: log.high_watermark for partition, log in logs.items()
-        },
-        filenames.CLEANER_CHECKPOINT: {
-            partition: cleaner[partition] for partition in logs if partition in cleaner
-        },
-    }
+def add_entries(files: Mapping[str, Offsets], log: Log, cleaner: int | None) -> None:
+    """Add the entries of a log now, by file name. `cleaner` is its first dirty offset."""
+    partition, segments = log.partition, log.segments
+    files[filenames.RECOVERY_POINT_CHECKPOINT][partition] = log.recovery_point
+    # A swap may restore a segment that begins below, which retention deleted meanwhile. So may a
+    # crash, until the removal of segments is durable.
+    if (
+        log.log_start_offset != segments.first_base_offset
+        or log.swap.is_running
+        or log.flusher.has_unsynced_removals
+    ):
+        files[filenames.LOG_START_CHECKPOINT][partition] = durable_start_of(log)
+    files[filenames.REPLICATION_CHECKPOINT][partition] = log.high_watermark
+    if cleaner is not None:
+        files[filenames.CLEANER_CHECKPOINT][partition] = cleaner
 
 
 class OffsetCheckpoints:
@@ -333,34 +328,43 @@ class OffsetCheckpoints:
 
     def capture(
         self,
-        logs: Mapping[LogDirectory, Mapping[TopicPartition, Log]],
-        copies: Mapping[LogDirectory, Mapping[TopicPartition, Log]],
+        directories: Iterable[LogDirectory],
         *,
-        captured: Mapping[TopicPartition, Log],
+        served: Mapping[TopicPartition, Log],
+        copies: Mapping[TopicPartition, Log],
         live: Mapping[TopicPartition, Log],
-        offline: frozenset[TopicPartition],
-        cleaner_offsets: Offsets,
-    ) -> CheckpointTask:
-        """Return the task that writes the checkpoints of these directories.
+        offline: Iterable[TopicPartition],
+        cleaner_offset_of: Callable[[TopicPartition], int | None],
+    ) -> Generator[None, None, CheckpointTask]:
+        """Return the task that writes the checkpoints of these directories; yield between logs.
 
-        `logs` and `copies` (logs that become replicas there) are by directory. `captured` are the
-        served logs now, `live` those when the task runs. `cleaner_offsets` are first dirty offsets.
+        `served` are the served logs now, `live` those when the task runs, `copies` the logs that
+        become replicas. `offline` is read at the end. `cleaner_offset_of` returns the first dirty
+        offset of a log.
         """
-        files: dict[LogDirectory, dict[str, Offsets]] = {}
-        for directory in logs:
-            entries = files[directory] = entries_of(
-                {**logs[directory], **copies[directory]}, cleaner_offsets
-            )
+        number = next(self._captures)
+        files: dict[LogDirectory, dict[str, Offsets]] = {
+            directory: {name: {} for name in FILES} for directory in directories
+        }
+        logs: dict[LogDirectory, dict[TopicPartition, Log]] = {each: {} for each in files}
+        for count, log in enumerate(itertools.chain(served.values(), copies.values()), 1):
+            if log.log_directory in files:
+                add_entries(files[log.log_directory], log, cleaner_offset_of(log.partition))
+                if count <= len(served):
+                    logs[log.log_directory][log.partition] = log
+            if count % LOGS_PER_SLICE == 0:
+                yield
+        for directory, entries in files.items():
             for partition, kept in tuple(self._kept[directory.path].items()):
                 kept.add_to(entries, partition)
         return CheckpointTask(
             self._env,
             files,
-            captured,
+            served,
             live,
             self.written,
             self._damage,
             logs,
-            offline,
-            next(self._captures),
+            frozenset(offline),
+            number,
         )

@@ -13,7 +13,7 @@ Rules
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from storage.directory.log_directory import LogDirectory
 from storage.errors import LogDirectoryError, PartitionFolderError
@@ -182,26 +182,35 @@ class PartitionTable:
         offset = self.cleaner_offsets.get(partition)
         return offset and min(offset, self.saved_cleaner_offsets.get(partition, offset))
 
-    def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
-        """Capture the checkpoints of all online directories, or of one."""
-        captured = dict(self.logs)  # a copy: a thread may create or delete partitions
-        directories = [
-            directory
-            for directory in self.directories
-            if directory.is_online and (only is None or directory is only)
-        ]
+    def checkpoint_slices(
+        self, only: LogDirectory | None = None
+    ) -> Generator[None, None, CheckpointTask]:
+        """Capture the checkpoints of all online directories, or of one; yield between logs.
+
+        The task has at least the changes that were made before the first slice.
+        """
         return self.checkpoints.capture(
-            {directory: _in_directory(captured, directory) for directory in directories},
-            {directory: _in_directory(self._copies, directory) for directory in directories},
-            captured=captured,
+            [
+                directory
+                for directory in self.directories
+                if directory.is_online and (only is None or directory is only)
+            ],
+            served=dict(self.logs),  # a copy: a thread may create or delete partitions
+            copies=dict(self._copies),
             live=self.logs,
-            offline=frozenset(self.offline),
-            cleaner_offsets={
-                partition: offset
-                for partition in tuple(self.cleaner_offsets)
-                if (offset := self._cleaner_checkpoint_of(partition)) is not None
-            },
+            offline=self.offline,
+            cleaner_offset_of=self._cleaner_checkpoint_of,
         )
+
+    def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
+        """Like `checkpoint_slices`, at once."""
+        slices = self.checkpoint_slices(only)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as stop:
+                task: CheckpointTask = stop.value
+                return task
 
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets and cleaner offsets now."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections.abc import Generator
 from contextlib import suppress
 
 import pytest
@@ -204,14 +205,16 @@ async def test_no_flush_raises_the_recovery_point_during_a_truncation(
 ) -> None:
     """A checkpoint would write it, and a start would not verify what is appended below it."""
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
-        partition, begin = filled(broker), broker.manager.table.checkpoint_begin
+        partition, capture = filled(broker), broker.manager.table.checkpoint_slices
         flushes_wait = []
 
-        def note_and_begin(only: LogDirectory | None = None) -> CheckpointTask:
+        def note_and_capture(
+            only: LogDirectory | None = None,
+        ) -> Generator[None, None, CheckpointTask]:
             flushes_wait.append(partition.flushing.locked())
-            return begin(only)
+            return capture(only)
 
-        monkeypatch.setattr(broker.manager.table, "checkpoint_begin", note_and_begin)
+        monkeypatch.setattr(broker.manager.table, "checkpoint_slices", note_and_capture)
         assert (await api(broker, "POST", f"{PATH}?to=2", {"force": True}))[0] == 200
         assert flushes_wait == [True]
         assert not partition.flushing.locked()

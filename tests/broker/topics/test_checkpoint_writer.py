@@ -2,18 +2,28 @@
 
 import asyncio
 import errno
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from broker.app import Broker
+from broker.event_loop.loop_turns import yield_to_loop
 from broker.topics.partition import Partition
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.filenames import LOG_START_CHECKPOINT
-from storage.manager.offset_checkpoints import CheckpointTask
+from storage.log.log import Log
+from storage.manager import offset_checkpoints
+from storage.manager.offset_checkpoints import (
+    LOGS_PER_SLICE,
+    CheckpointTask,
+    Offsets,
+    add_entries,
+)
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.protocol.raw_client import RawClient
@@ -125,3 +135,32 @@ async def test_deletions_that_come_together_share_checkpoints(
         written.clear()
         assert not await make_durable(partitions)
         assert written == []  # nothing changed
+
+
+async def test_the_offsets_of_many_logs_are_captured_in_several_rounds_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may delete records of its only partition without end."""
+    captured, rounds = Counter[int](), 0
+
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await yield_to_loop()
+
+    def count(files: Mapping[str, Offsets], log: Log, cleaner: int | None) -> None:
+        captured[rounds] += 1
+        add_entries(files, log, cleaner)
+
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        [first, *_] = await created(broker)
+        await broker.metadata_service.create("many", 2 * LOGS_PER_SLICE, {})
+        counting = asyncio.ensure_future(count_rounds())
+        await first.flush()
+        first.log.delete_records(1)
+        monkeypatch.setattr(offset_checkpoints, "add_entries", count)
+        assert not await broker.checkpoint_writer.make_durable([first])
+        counting.cancel()
+        assert captured.total() >= 2 * LOGS_PER_SLICE + PARTITIONS
+        assert max(captured.values()) <= LOGS_PER_SLICE

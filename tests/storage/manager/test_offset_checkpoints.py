@@ -10,13 +10,16 @@ from storage.format import filenames
 from storage.log.log import Log
 from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import (
+    FILES,
     CheckpointTask,
     KeptOffsets,
     OffsetCheckpoints,
-    entries_of,
+    Offsets,
+    add_entries,
 )
 from storage.model import TopicPartition
-from tests.support.storage.logs import HOME, NOW_MS, PARTITION, fill, open_log
+from tests.support.protocol.slices import drained
+from tests.support.storage.logs import NOW_MS, PARTITION, fill, open_log
 from tests.support.storage.memory_env import MemoryEnv
 
 OTHER = TopicPartition("orders", 1)
@@ -40,14 +43,21 @@ def captured(
     checkpoints: OffsetCheckpoints, directory: LogDirectory, log: Log | None
 ) -> CheckpointTask:
     partitions = {} if log is None else {PARTITION: log}
-    return checkpoints.capture(
-        {directory: partitions},
-        {directory: {}},
-        captured=partitions,
+    capture = checkpoints.capture(
+        [directory],
+        served=partitions,
+        copies={},
         live=partitions,
-        offline=frozenset(),
-        cleaner_offsets={},
+        offline=(),
+        cleaner_offset_of=lambda _: None,
     )
+    return drained(capture)[0]
+
+
+def entries_of(log: Log, cleaner: int | None = None) -> dict[str, Offsets]:
+    files: dict[str, Offsets] = {name: {} for name in FILES}
+    add_entries(files, log, cleaner)
+    return files
 
 
 def contents(task: CheckpointTask) -> dict[str, dict[TopicPartition, int]]:
@@ -56,7 +66,7 @@ def contents(task: CheckpointTask) -> dict[str, dict[TopicPartition, int]]:
 
 
 def test_a_log_that_starts_at_its_first_segment_has_no_log_start(log: Log) -> None:
-    assert entries_of({PARTITION: log}, {}) == {
+    assert entries_of(log) == {
         RECOVERY: {PARTITION: 0},
         STARTS: {},
         MARKS: {PARTITION: 20},
@@ -66,35 +76,35 @@ def test_a_log_that_starts_at_its_first_segment_has_no_log_start(log: Log) -> No
 
 def test_a_log_start_is_never_above_what_is_flushed(log: Log) -> None:
     log.delete_records(15)
-    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: 0}
+    assert entries_of(log)[STARTS] == {PARTITION: 0}
     log.flush()
-    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: 15}
+    assert entries_of(log)[STARTS] == {PARTITION: 15}
 
 
 def test_a_log_start_is_written_while_a_swap_or_a_crash_could_restore_segments(log: Log) -> None:
     log.flush()
     first = log.segments.first_base_offset
     log.swap.pin([first])
-    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: first}
+    assert entries_of(log)[STARTS] == {PARTITION: first}
     log.swap.unpin([first])
     log.delete_records(log.segments.bases[1])
     log.retention.finish(NOW_MS, log.log_start_offset)
     start = log.log_start_offset
     assert log.segments.first_base_offset == start
-    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: start}
+    assert entries_of(log)[STARTS] == {PARTITION: start}
     log.flush()
-    assert entries_of({PARTITION: log}, {})[STARTS] == {}
+    assert entries_of(log)[STARTS] == {}
 
 
-def test_cleaner_offsets_are_written_for_served_logs_only(log: Log) -> None:
-    assert entries_of({PARTITION: log}, {PARTITION: 7, OTHER: 9})[CLEANER] == {PARTITION: 7}
+def test_cleaner_offsets_are_written_where_known(log: Log) -> None:
+    assert entries_of(log, 7)[CLEANER] == {PARTITION: 7}
 
 
 def test_entries_of_an_offline_partition_are_kept_until_it_is_deleted(
     env: MemoryEnv, log: Log
 ) -> None:
     checkpoints = OffsetCheckpoints(env, KnownDamage(env))
-    directory = LogDirectory(env, HOME)
+    directory = log.log_directory
     checkpoints.keep(directory, OTHER, KeptOffsets(12, None, 5))
     files = contents(captured(checkpoints, directory, log))
     assert files[RECOVERY] == {PARTITION: 0, OTHER: 12}
@@ -108,7 +118,7 @@ def test_files_may_name_a_partition_until_they_are_written_without_it(
     env: MemoryEnv, log: Log
 ) -> None:
     checkpoints = OffsetCheckpoints(env, KnownDamage(env))
-    directory = LogDirectory(env, HOME)
+    directory = log.log_directory
     captured(checkpoints, directory, log).run()
     assert checkpoints.may_name(directory, [OTHER, PARTITION])
     captured(checkpoints, directory, None).run()
@@ -119,7 +129,7 @@ def test_a_capture_behind_a_later_one_reports_whether_that_was_written(
     env: MemoryEnv, log: Log
 ) -> None:
     checkpoints = OffsetCheckpoints(env, KnownDamage(env))
-    directory = LogDirectory(env, HOME)
+    directory = log.log_directory
     earlier, later = (captured(checkpoints, directory, log) for _ in range(2))
     fault = env.fail_on(lambda op, path: op == "open" and STARTS in path, errno.ENOSPC)
     for task in (later, earlier):
