@@ -347,7 +347,7 @@ class MetadataService:
             results |= await self._create_permitted(permitted)
         for new_topic in permitted:
             if new_topic.name not in self._topics:  # it failed
-                self._drop_from_shares(new_topic.name, range(new_topic.partitions))
+                await self._drop_from_shares(new_topic.name, range(new_topic.partitions))
         return [results[new_topic.name] for new_topic in group]
 
     async def _create_permitted(self, new_topics: Sequence[NewTopic]) -> dict[str, TopicResult]:
@@ -455,7 +455,7 @@ class MetadataService:
             with self._folders.locked({name: len(indexes)}):
                 await self._place_partitions(name, indexes)
         except StorageError:
-            self._drop_from_shares(name, indexes)
+            await self._drop_from_shares(name, indexes)
             raise
         await self._register_created(name, Turns())
         await self._open_views([topic])
@@ -523,18 +523,26 @@ class MetadataService:
             return
         served = [row.partition for topic in topics for row in topic.partitions.values()]
         offline = [TopicPartition(topic.name, index) for topic in topics for index in topic.offline]
-        names = [topic.name for topic in topics]
+        names, turns = [topic.name for topic in topics], Turns()
         async with self._cleaning_paused(served, "the topic is being deleted"):
             await self._writer.save(self._manager.metadata.without_topics(names))
             for topic in topics:
                 self._topics.remove(topic)
+            for topic in topics:
+                deleted = TopicError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} was deleted"
+                )
+                for each in tuple(topic.partitions.values()):
+                    each.fail_waiters(deleted)
+                    await turns.take()
             with self._folders.locked(dict.fromkeys(names, 0)):
                 await self._folders.remove(served + offline)
         for topic in topics:
-            self._drop_from_shares(topic.name, range(topic.partition_count))
+            await self._drop_from_shares(topic.name, range(topic.partition_count))
             await self._release(topic)
         for partition in served:
             self._cleaner.forget_failures(partition)  # a new topic of this name has none
+            await turns.take()
         # No topic of these names is created meanwhile, whose offsets would be deleted.
         forgotten = [each for name in names for each in self._names_with_view(name)]
         with self._folders.locked(dict.fromkeys(names, 0)):
@@ -654,9 +662,13 @@ class MetadataService:
     async def _cleaning_paused(
         self, partitions: Iterable[TopicPartition], reason: str
     ) -> AsyncIterator[None]:
+        """Pause and resume in turns, for there may be thousands of partitions."""
+        turns = Turns()
         async with AsyncExitStack() as stack:
             for partition in partitions:
+                stack.push_async_callback(turns.take)
                 await stack.enter_async_context(self._cleaner.paused(partition, reason))
+                await turns.take()
             yield
 
     def _placed(self, placements: Mapping[str, Mapping[int, str]]) -> ClusterMetadata:
@@ -754,9 +766,11 @@ class MetadataService:
         for index in indexes:
             self._shares.add(f"{name}-{index}", creator)
 
-    def _drop_from_shares(self, name: str, indexes: Iterable[int]) -> None:
+    async def _drop_from_shares(self, name: str, indexes: Iterable[int]) -> None:
+        turns = Turns()
         for index in indexes:
             self._shares.remove(f"{name}-{index}")
+            await turns.take()
 
 
 def _with_layers(topic: Topic, layers: TopicLayers) -> _NewSettings:

@@ -116,12 +116,9 @@ class Topics:
         self._by_id[topic.topic_id] = topic
 
     def remove(self, topic: Topic) -> None:
-        """Forget a deleted topic; requests that wait for its partitions get an error."""
+        """Forget a deleted topic. Requests may still wait for its partitions."""
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
-        deleted = TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} was deleted")
-        for partition in topic.partitions.values():
-            partition.fail_waiters(deleted)
 
     def take_offline(self, partitions: Iterable[TopicPartition], reason: str) -> None:
         """Stop serving partitions whose data directory or folder failed."""

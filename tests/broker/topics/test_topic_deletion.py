@@ -4,10 +4,15 @@ import asyncio
 import errno
 import gc
 import weakref
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 
 import pytest
 
+from broker.event_loop.loop_turns import yield_to_loop
+from broker.quotas.shares import Shares
+from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError
 from protocol.errors import ErrorCode
 from storage.errors import NoRoomError
@@ -15,6 +20,8 @@ from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.topics_on_disk import COMPACT, GROUP, TopicsOnDisk, folders, setting
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+PARTITIONS = 20  # of a topic that is deleted in turns
 
 
 @pytest.fixture
@@ -215,3 +222,42 @@ async def test_a_deleted_topic_leaves_no_quarantine_to_the_next_of_its_name(
     await disk.service.create("orders", 2, {})
     await disk.service.delete("orders")
     assert disk.retried == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+
+
+async def test_the_partitions_of_a_large_topic_are_released_in_turns(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch, every_turn_is_over: None
+) -> None:
+    """Whoever may create a topic with thousands of partitions may delete it as often."""
+    rounds, steps = 0, Counter[tuple[str, int]]()
+
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await yield_to_loop()
+
+    @asynccontextmanager
+    async def paused(partition: TopicPartition, reason: str) -> AsyncIterator[None]:
+        steps["pause", rounds] += 1
+        yield
+        steps["resume", rounds] += 1
+
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", PARTITIONS, {}, creator="eve")
+    counting = asyncio.ensure_future(count_rounds())
+
+    def count(name: str) -> Callable[..., None]:
+        def step(*_: object) -> None:
+            steps[name, rounds] += 1
+
+        return step
+
+    monkeypatch.setattr(disk, "paused", paused)
+    monkeypatch.setattr(disk, "forget_failures", count("forget failures"))
+    monkeypatch.setattr(Partition, "fail_waiters", count("fail waiters"))
+    monkeypatch.setattr(Shares, "remove", count("drop from share"))
+    await disk.service.delete("orders")
+    counting.cancel()
+    for name in ("pause", "resume", "forget failures", "fail waiters", "drop from share"):
+        in_rounds = [number for (step, _), number in steps.items() if step == name]
+        assert (sum(in_rounds), max(in_rounds)) == (PARTITIONS, 1), name
