@@ -1,7 +1,8 @@
 """Users, access control lists and quotas as the cluster metadata stores them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -27,6 +28,8 @@ class AclEntry:
     operation: int
     permission: int  # 2 deny, 3 allow
 
+
+_ACL_FIELDS = attrgetter(*(field.name for field in fields(AclEntry)))
 
 # Entity types and names in order of type; name None is the default entity. -> quotas by key
 QuotaEntity = tuple[tuple[str, str | None], ...]
@@ -66,9 +69,9 @@ def decode_scram_users(payload: Mapping[str, Any]) -> ScramUsers:
     }
 
 
-def encode_acls(acls: tuple[AclEntry, ...]) -> list[list[Any]]:
+def encode_acls(acls: Iterable[AclEntry]) -> list[tuple[Any, ...]]:
     """Return access control lists as JSON values."""
-    return [[getattr(acl, field.name) for field in fields(AclEntry)] for acl in acls]
+    return [_ACL_FIELDS(acl) for acl in acls]
 
 
 def decode_acls(payload: list[list[Any]]) -> tuple[AclEntry, ...]:

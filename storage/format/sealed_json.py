@@ -7,7 +7,7 @@ so is a file of a newer version, because rewriting it would lose data.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -21,8 +21,8 @@ def seal(magic: str, version: int, payload: Mapping[str, object]) -> bytes:
     return seal_body(magic, version, to_json(payload))
 
 
-def to_json(payload: Mapping[str, object]) -> bytes:
-    """Return a JSON object without spaces, with its keys in order."""
+def to_json(payload: Mapping[str, object] | Sequence[object]) -> bytes:
+    """Return a JSON object or list without spaces, with its keys in order."""
     return json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
 
 

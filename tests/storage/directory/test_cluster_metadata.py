@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from storage.directory import cluster_metadata
 from storage.directory.cluster_metadata import (
+    ENTRIES_AT_ONCE,
     FILE_NAME,
     HASH_KEY_BYTES,
     MAGIC,
@@ -108,6 +110,37 @@ def test_a_topic_is_encoded_once_and_again_when_it_changes(
     changed = changed.without_topics(["t5"]).with_topic("new", topics["t5"])
     assert decode_metadata(encoder.encode(changed)) == changed
     assert encoded == ["t3", "new"]
+
+
+def test_users_acls_and_quotas_are_encoded_a_few_at_a_time_and_again_when_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any producer that asks for an id may cause a save: it must not encode 20,000 ACLs."""
+    sizes: list[int] = []
+    to_json = sealed_json.to_json
+
+    def note(payload: Mapping[str, object] | Sequence[object]) -> bytes:
+        encoded = to_json(payload)
+        sizes.append(len(encoded))
+        return encoded
+
+    monkeypatch.setattr(sealed_json, "to_json", note)
+    acl, quota = SAMPLE.acls[0], {"producer_byte_rate": 1024.0}
+    metadata = replace(
+        SAMPLE,
+        acls=tuple(replace(acl, resource_name=f"t{number}") for number in range(5000)),
+        scram_users={f"u{number}": SAMPLE.scram_users["anna"] for number in range(5000)},
+        client_quotas={(("user", f"u{number}"),): quota for number in range(5000)},
+    )
+    encoder = MetadataEncoder()
+    assert decode_metadata(encoder.encode(metadata)) == metadata
+    assert max(sizes) <= 150 * ENTRIES_AT_ONCE
+    sizes.clear()
+    _, later = metadata.take_producer_ids(7)
+    assert decode_metadata(encoder.encode(later)) == later
+    assert sum(sizes) < 1000
+    changed = replace(later, acls=metadata.acls[1:])
+    assert decode_metadata(encoder.encode(changed)) == changed
 
 
 @pytest.mark.parametrize(
