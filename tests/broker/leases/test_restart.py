@@ -160,7 +160,7 @@ def end_lost(env: MemoryEnv, broker: Broker) -> None:
 
 
 def cleaned(env: MemoryEnv, broker: Broker) -> None:
-    broker.manager.table.cleaner_offsets[ORDERS] = RECORDS
+    broker.pool.scanner.save_checkpoint(ORDERS, served(broker).log.generation, RECORDS)
 
 
 def damaged_lease(env: MemoryEnv, broker: Broker) -> None:
