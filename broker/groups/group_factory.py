@@ -11,7 +11,7 @@ import structlog
 
 from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.clock import Clock
-from broker.groups.consumer.classic_members import downgraded, upgraded
+from broker.groups.consumer.classic_members import EncodedTargets, downgraded, upgraded
 from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
 from broker.groups.group_log import GroupLog
 from broker.groups.large_group_turns import LargeGroupTurns
@@ -130,10 +130,15 @@ class GroupFactory:
         return live
 
     def _downgrade(
-        self, live: LiveConsumerGroup, group: ConsumerGroup, *, is_changed: bool
+        self,
+        live: LiveConsumerGroup,
+        group: ConsumerGroup,
+        encoded: EncodedTargets,
+        *,
+        is_changed: bool,
     ) -> "asyncio.Future[ErrorCode]":
         """Put a classic group in place of a consumer group whose members all use that protocol."""
-        classic = downgraded(group, self._topics, self._clock.wall_ms())
+        classic = downgraded(group, self._topics, self._clock.wall_ms(), encoded)
         records = [*live.tombstones(), group_record(classic)]
         appended = self._log.append(group.group_id, records)
         replacement = self._served.put(self.classic(Stable(classic), live.offsets))

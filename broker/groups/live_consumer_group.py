@@ -7,7 +7,7 @@ with the number of failures, while a disk is full.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
@@ -116,9 +116,17 @@ class Downgrade(Protocol):
     """Replaces a consumer group whose members all use the classic protocol by a classic group."""
 
     def __call__(
-        self, live: "LiveConsumerGroup", group: ConsumerGroup, *, is_changed: bool
+        self,
+        live: "LiveConsumerGroup",
+        group: ConsumerGroup,
+        encoded: classic_members.EncodedTargets,
+        *,
+        is_changed: bool,
     ) -> "asyncio.Future[ErrorCode]":
-        """Start to write the classic group; `is_changed`: it starts a rebalance."""
+        """Start to write the classic group; `is_changed`: it starts a rebalance.
+
+        `encoded` are assignments that need not be encoded any more.
+        """
         ...
 
 
@@ -143,7 +151,7 @@ class LiveConsumerGroup:
         self._appending: list[Collection[bytes]] = []
         self._append: asyncio.Future[ErrorCode] | None = None
         self._encoding = asyncio.Lock()  # records are appended in the order of the changes
-        self._flushes: set[asyncio.Task[ErrorCode]] = set()
+        self._tasks: set[asyncio.Task[ErrorCode]] = set()
         self._assigning: asyncio.Task[None] | None = None
         # The topics of the group that exist, by name, when they were looked up, and for how long.
         self._topics: Mapping[str, TopicMetadata] = {}
@@ -333,15 +341,32 @@ class LiveConsumerGroup:
         return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
 
     async def _remove(self, member_ids: Collection[str]) -> ErrorCode:
-        append = self._begin_removal(member_ids)
+        """Remove members, although the client that waits for it may leave at once."""
+        return await asyncio.shield(self._run_soon(self._remove_in_turns(member_ids)))
+
+    async def _remove_in_turns(self, member_ids: Collection[str]) -> ErrorCode:
+        """Remove members that are still there; first encode what a downgrade needs."""
+        encoded: classic_members.EncodedTargets = {}
+        if self._may_downgrade(self.group.without_members(self._present(member_ids))):
+            group, names = self.group, await self._topic_names()
+            encoded = await run_in_turns(classic_members.encode_targets_sliced(group, names))
+        if self.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        present = self._present(member_ids)
+        append = self._begin_removal(present, encoded) if present else None
         return await (self._flush() if append is None else asyncio.shield(append))
 
-    def _begin_removal(self, member_ids: Collection[str]) -> "asyncio.Future[ErrorCode] | None":
+    def _present(self, member_ids: Collection[str]) -> list[str]:
+        return [member_id for member_id in member_ids if member_id in self.group.members]
+
+    def _begin_removal(
+        self, member_ids: Collection[str], encoded: classic_members.EncodedTargets
+    ) -> "asyncio.Future[ErrorCode] | None":
         """Remove members; return the append of a downgrade, if that is what follows."""
         self._forget_deadlines(member_ids)
         remaining = self.group.without_members(member_ids)
         if self._may_downgrade(remaining):
-            return self._context.downgrade(self, remaining, is_changed=True)
+            return self._context.downgrade(self, remaining, encoded, is_changed=True)
         self._change(state.without_members(remaining, ()))
         return None
 
@@ -409,7 +434,7 @@ class LiveConsumerGroup:
             group = updated.group.with_member(member)
             # A member that gets its target must not get what another has not revoked.
             is_changed = is_changed or group.state is not GroupState.STABLE
-            append = self._context.downgrade(self, group, is_changed=is_changed)
+            append = self._context.downgrade(self, group, {}, is_changed=is_changed)
             error = await asyncio.shield(append)
             return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
         self._change(next_group)
@@ -441,11 +466,7 @@ class LiveConsumerGroup:
 
     async def sync(self, request: SyncRequested) -> SyncAnswer:
         """Return the answer to SyncGroup: the present assignment, which is in the log."""
-        names: dict[bytes, str] = {}
-        async for name in Turns().over(self.group.all_topics()):
-            topic = self._context.topics.topic(name)
-            if topic is not None:
-                names[topic.topic_id] = name
+        names = await self._topic_names()
         if self.is_dead:
             return SyncAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         try:
@@ -467,6 +488,15 @@ class LiveConsumerGroup:
             return SyncAnswer(error)
         name = classic_members.protocol_name(member)
         return SyncAnswer(ErrorCode.NONE, CONSUMER_PROTOCOL_TYPE, name, assignment)
+
+    async def _topic_names(self) -> Mapping[bytes, str]:
+        """Return the names of the group's topics that exist, by id."""
+        names: dict[bytes, str] = {}
+        async for name in Turns().over(self.group.all_topics()):
+            topic = self._context.topics.topic(name)
+            if topic is not None:
+                names[topic.topic_id] = name
+        return names
 
     def classic_heartbeat(self, request: HeartbeatReceived) -> ErrorCode:
         """Return the answer to Heartbeat: REBALANCE_IN_PROGRESS if the member has to join again."""
@@ -642,9 +672,14 @@ class LiveConsumerGroup:
 
     def _flush_soon(self) -> None:
         """Append what has changed though no client waits for it."""
-        flush = asyncio.create_task(self._flush())
-        self._flushes.add(flush)
-        flush.add_done_callback(self._flushes.discard)
+        self._run_soon(self._flush())
+
+    def _run_soon(self, work: Coroutine[object, object, ErrorCode]) -> "asyncio.Task[ErrorCode]":
+        """Run work that continues although no client waits for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _begin_append(self) -> None:
         """Begin to append what has changed until now.
@@ -721,10 +756,9 @@ class LiveConsumerGroup:
         They leave together: after the group was loaded, these may be all.
         """
         self._forget_deadlines(member_ids)
-        expired = [member_id for member_id in member_ids if member_id in self.group.members]
+        expired = self._present(member_ids)
         if not expired or self.is_dead:
             return
         self._context.stats.members_expired += len(expired)
         log_expired(self.group.group_id, expired)
-        if self._begin_removal(expired) is None:
-            self._flush_soon()
+        self._run_soon(self._remove_in_turns(expired))

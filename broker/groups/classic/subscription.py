@@ -102,11 +102,20 @@ def decode_assignment(data: bytes) -> MemberAssignment:
 
 def encode_assignment(version: int, partitions: TopicPartitions) -> bytes:
     """Return the assignment in the version of the member's subscription."""
+    return run_at_once(encode_assignment_sliced(version, partitions))
+
+
+def encode_assignment_sliced(
+    version: int, partitions: TopicPartitions
+) -> Generator[None, None, bytes]:
+    """Like `encode_assignment`, with pauses."""
     parts = [_INT16.pack(max(0, min(version, VERSION_MAX))), _INT32.pack(len(partitions))]
-    for name, indexes in partitions.items():
+    for number, (name, indexes) in enumerate(partitions.items(), 1):
         encoded, count = name.encode(), len(indexes)
         numbers = struct.pack(f">{count + 1}i", count, *sorted(indexes))
         parts += (_INT16.pack(len(encoded)), encoded, numbers)
+        if number % (ENTRIES_PER_SLICE // 4) == 0:
+            yield
     parts.append(_INT32.pack(-1))
     return b"".join(parts)
 

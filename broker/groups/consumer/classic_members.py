@@ -15,10 +15,11 @@ Source: KIP-848 and the group coordinator of Kafka 4.3.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from broker.event_loop.loop_turns import run_at_once
 from broker.groups.classic.members import Member, Members, ProtocolTotals
 from broker.groups.classic.membership import outgrows_record
 from broker.groups.classic.model import NO_MEMBER_ID, Group, JoinRequested, SyncRequested
@@ -30,7 +31,7 @@ from broker.groups.classic.subscription import (
     TopicPartitions,
     decode_assignment,
     decode_subscription,
-    encode_assignment,
+    encode_assignment_sliced,
     subscription_version,
 )
 from broker.groups.consumer.model import (
@@ -58,6 +59,10 @@ STICKY_PROTOCOLS: Final = frozenset(("sticky", "cooperative-sticky"))
 # Metadata and assignments that one upgrade reads, in up to 50 ms. A classic group is one record of
 # __consumer_offsets, so a group that is stored has hardly more than 1 MB.
 UPGRADE_BYTES_MAX: Final = 512 << 10
+PARTITIONS_PER_SLICE: Final = 2_048  # of an assignment that is encoded, in a millisecond
+
+# Assignments of classic members, by the version of the subscription and the partitions.
+EncodedTargets = Mapping[tuple[int, Assignment], bytes]
 
 # Joining ------------------------------------------------------------------------------------------
 
@@ -224,7 +229,8 @@ def current_assignment(member: ConsumerMember, names: Mapping[bytes, str]) -> by
     `names` are those of its topics that exist, by id.
     """
     assert member.classic is not None
-    return _encode(member.classic.protocols[0][1], member.assigned, names)
+    version = _subscription_version(member.classic.protocols[0][1])
+    return run_at_once(_encode_sliced(version, member.assigned, names))
 
 
 # Changes of the protocol --------------------------------------------------------------------------
@@ -295,11 +301,42 @@ def _not_upgradable(group: Group, reason: str) -> MembershipError:
     return MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
 
 
-def downgraded(group: ConsumerGroup, topics: TopicLookup, now_ms: int) -> Group:
-    """Return a consumer group as a classic group, with the target assignments of its members."""
-    names = _topic_names(group, topics)
+def encode_targets_sliced(
+    group: ConsumerGroup, names: Mapping[bytes, str]
+) -> Generator[None, None, EncodedTargets]:
+    """Encode the assignments of the classic members before a downgrade, with pauses."""
+    encoded: dict[tuple[int, Assignment], bytes] = {}
+    for member in group.members.values():
+        if member.classic is not None:
+            version = _subscription_version(member.classic.protocols[0][1])
+            target = group.targets.get(member.member_id, NO_PARTITIONS)
+            if (version, target) not in encoded:
+                encoded[version, target] = yield from _encode_sliced(version, target, names)
+                yield
+    return encoded
+
+
+def downgraded(
+    group: ConsumerGroup, topics: TopicLookup, now_ms: int, encoded: EncodedTargets
+) -> Group:
+    """Return a consumer group as a classic group, with the target assignments of its members.
+
+    Those that are not `encoded` yet are encoded now.
+    """
     members = Members.of(_classic_member(member) for member in group.members.values())
     name = members.protocols.elected()
+    targets = {
+        key: (
+            _subscription_version(member.metadata(name)),
+            group.targets.get(key, NO_PARTITIONS),
+        )
+        for key, member in members.items()
+    }
+    missing = {target for target in targets.values() if target not in encoded}
+    if missing:
+        names = _topic_names(group, topics)
+        more = {each: run_at_once(_encode_sliced(*each, names)) for each in missing}
+        encoded = {**encoded, **more}
     return Group(
         group.group_id,
         generation=group.epoch,
@@ -307,10 +344,7 @@ def downgraded(group: ConsumerGroup, topics: TopicLookup, now_ms: int) -> Group:
         protocol_name=name,
         leader=next(iter(members)),
         members=members,
-        assignments={
-            key: _encode(member.metadata(name), group.targets.get(key, NO_PARTITIONS), names)
-            for key, member in members.items()
-        },
+        assignments={key: encoded[target] for key, target in targets.items()},
         since_ms=now_ms,
     )
 
@@ -345,16 +379,21 @@ def _topic_names(group: ConsumerGroup, topics: TopicLookup) -> Mapping[bytes, st
     return {topic.topic_id: topic.name for topic in existing if topic is not None}
 
 
-def _encode(
-    metadata: bytes, partitions: Iterable[PartitionId], names: Mapping[bytes, str]
-) -> bytes:
+def _subscription_version(metadata: bytes) -> int:
     try:
-        version = subscription_version(metadata)
+        return subscription_version(metadata)
     except InvalidMetadataError:  # of a protocol that the group did not use before
-        version = 0
+        return 0
+
+
+def _encode_sliced(
+    version: int, partitions: Iterable[PartitionId], names: Mapping[bytes, str]
+) -> Generator[None, None, bytes]:
     by_name = defaultdict[str, list[int]](list)
-    for topic_id, index in partitions:
+    for number, (topic_id, index) in enumerate(partitions, 1):
         name = names.get(topic_id)
         if name is not None:
             by_name[name].append(index)
-    return encode_assignment(version, by_name)
+        if number % PARTITIONS_PER_SLICE == 0:
+            yield
+    return (yield from encode_assignment_sliced(version, by_name))

@@ -5,8 +5,12 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
+from broker.groups.classic.model import PreparingRebalance
+from broker.groups.classic.subscription import decode_assignment
 from broker.groups.consumer.model import Assignment, Heartbeat, HeartbeatAnswer, TopicMetadata
 from protocol.errors import ErrorCode
+from tests.support.broker.groups.classic_client import ClassicClient
+from tests.support.broker.groups.consumer_group_world import Client, group
 from tests.support.broker.groups.group_world import World
 from tests.support.clocks.loop_meter import LoopMeter
 
@@ -79,3 +83,33 @@ def test_no_turn_of_a_member_with_thousands_of_topics_is_long(
 
     asyncio.run(scenario())
     assert {label: lines for label, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+def test_no_turn_of_a_downgrade_with_thousands_of_topics_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+
+    async def scenario() -> None:
+        world = World(topics=Topics())
+        modern = Client(world, "a", frozenset(Topics().existing))
+        classic = ClassicClient(world, "c", modern.topics, is_cooperative=True)
+        await modern.heartbeat()
+        for _ in range(6):
+            await classic.step()
+            await modern.heartbeat()
+        assert len(modern.owned) == TOPICS // 2
+        before = group(world)
+        with meter.measuring(monkeypatch):
+            await asyncio.sleep(0)
+            await modern.leave()
+        state = world.state()
+        assert isinstance(state, PreparingRebalance)
+        (member_id,) = state.group.members
+        assignment = decode_assignment(state.group.assignment(member_id)).partitions
+        topics = Topics().existing
+        named = {topics[name].topic_id for name in assignment}
+        assert named == {topic_id for topic_id, _ in before.targets[member_id]}
+
+    asyncio.run(scenario())
+    assert meter.longest_turn <= LINES_PER_TURN_MAX

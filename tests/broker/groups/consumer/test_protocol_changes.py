@@ -111,6 +111,49 @@ async def test_the_group_is_classic_after_its_last_consumer_member() -> None:
     assert isinstance(world.state(), Stable)
 
 
+async def test_wherever_its_client_closes_the_connection_the_last_consumer_member_leaves(
+    every_turn_is_over: None,
+) -> None:
+    """Clients send that they leave, and do not wait: the broker encodes a downgrade in turns."""
+    is_over, turns = False, 1
+    while not is_over:
+        world = make_world()
+        classic, modern = ClassicClient(world, "a"), Client(world, "b")
+        await converge(classic, modern)
+        leave = asyncio.ensure_future(modern.leave())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = leave.done()
+        leave.cancel()
+        await converge(classic)
+        assert isinstance(world.state(), Stable), f"left after {turns} turns"
+        turns += 1
+    assert turns > 5
+
+
+async def test_wherever_a_consumer_member_joins_while_the_last_one_leaves_no_member_is_lost(
+    every_turn_is_over: None,
+) -> None:
+    is_over, turns = False, 0
+    while not is_over:
+        world = make_world()
+        classic, modern, other = ClassicClient(world, "a"), Client(world, "b"), Client(world, "c")
+        await converge(classic, modern)
+        leave = asyncio.ensure_future(modern.leave())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = leave.done()
+        await other.heartbeat()
+        assert (await leave).error is ErrorCode.NONE
+        await converge(classic, other)
+        assert group(world).members.keys() == {classic.member_id, "c"}, f"after {turns} turns"
+        check = group(world)
+        world.restart()
+        assert group(world) == check
+        turns += 1
+    assert turns > 5
+
+
 async def test_an_expired_consumer_member_downgrades_the_group() -> None:
     world = make_world()
     classic, modern = ClassicClient(world, "a"), Client(world, "b")
