@@ -326,7 +326,10 @@ def test_numba_is_not_imported_before_records_are_walked(module: str) -> None:
 
 
 def test_compiled_kernels_land_in_the_named_directory(tmp_path: Path) -> None:
-    code = "import numba, storage.kernels; storage.kernels.warm_up()"
+    code = (
+        "import numba, numpy; from storage.kernels.primitives import read_varint;"
+        "read_varint(numpy.zeros(1, numpy.uint8), 0, 1)"
+    )
     environment = {**os.environ, CACHE_VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=110)
     assert any(tmp_path.rglob("*.nbi"))

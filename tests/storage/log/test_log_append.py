@@ -28,6 +28,7 @@ from storage.format.batch import (
 from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX
 from storage.log.log import Log
 from storage.log.roll import SMALL_ROLL_MS, SMALL_SEGMENT_BYTES, SMALL_SEGMENTS
+from tests.support.draws import cases
 from tests.support.storage.logs import (
     FOLDER,
     NOW_MS,
@@ -179,7 +180,7 @@ def test_compaction_lag_bounds_the_age_of_compacted_topics(
     assert log.roller.roll_if_due(NOW_MS + 1001) is rolls
 
 
-@pytest.mark.parametrize("step_ms", [1, 2000])
+@pytest.mark.parametrize("step_ms", [cases(few=20, many=1), 2000])
 def test_small_segments_roll_by_age_ten_times_and_then_every_ten_seconds(
     env: MemoryEnv, step_ms: int
 ) -> None:
