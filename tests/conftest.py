@@ -21,7 +21,7 @@ from tests.support.workers import Scheduling, divide
 settings.register_profile(
     "varve",
     settings.get_profile("default"),
-    max_examples=cases(few=30, many=100),
+    max_examples=cases(few=20, many=100),
     derandomize=not is_fresh(),
     deadline=None,
     print_blob=True,

@@ -351,5 +351,5 @@ class CleanerModel(RuleBasedStateMachine):
 
 TestCleanerModel = CleanerModel.TestCase
 TestCleanerModel.settings = settings(
-    max_examples=cases(few=40, many=150), stateful_step_count=40, deadline=None
+    max_examples=cases(few=25, many=150), stateful_step_count=40, deadline=None
 )

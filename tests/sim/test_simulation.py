@@ -17,20 +17,20 @@ from tests.sim.script import (
     VERSIONS,
     make_script,
 )
-from tests.support.draws import seeds_of_tests
+from tests.support.draws import cases, seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
 SEEDS = seeds_of_tests("VARVE_SIM_SEEDS", few=50, many=50)
-MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=10, many=20)
-REPAIR_SEEDS = seeds_of_tests("VARVE_SIM_REPAIR_SEEDS", few=10, many=20)
-FULL_SEEDS = seeds_of_tests("VARVE_SIM_FULL_SEEDS", few=10, many=20)
-VERSION_SEEDS = seeds_of_tests("VARVE_SIM_VERSION_SEEDS", few=10, many=20)
-SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=10, many=20)
-PRODUCER_SEEDS = seeds_of_tests("VARVE_SIM_PRODUCER_SEEDS", few=10, many=20)
-OPEN_SEEDS = seeds_of_tests("VARVE_SIM_OPEN_SEEDS", few=10, many=20)
-CLOCK_SEEDS = seeds_of_tests("VARVE_SIM_CLOCK_SEEDS", few=10, many=20)
+MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=5, many=20)
+REPAIR_SEEDS = seeds_of_tests("VARVE_SIM_REPAIR_SEEDS", few=5, many=20)
+FULL_SEEDS = seeds_of_tests("VARVE_SIM_FULL_SEEDS", few=5, many=20)
+VERSION_SEEDS = seeds_of_tests("VARVE_SIM_VERSION_SEEDS", few=5, many=20)
+SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=5, many=20)
+PRODUCER_SEEDS = seeds_of_tests("VARVE_SIM_PRODUCER_SEEDS", few=5, many=20)
+OPEN_SEEDS = seeds_of_tests("VARVE_SIM_OPEN_SEEDS", few=5, many=20)
+CLOCK_SEEDS = seeds_of_tests("VARVE_SIM_CLOCK_SEEDS", few=5, many=20)
 ERASING_SEEDS = seeds_of_tests("VARVE_SIM_ERASING_SEEDS", few=20, many=20)
-CHUNK = 10
+CHUNK = cases(few=5, many=10)
 ERASING_CHUNK = 20  # some ten seeds end no erasure
 # What runs have to reach for their rules to mean anything; far below what they do.
 REACHED = (

@@ -13,7 +13,7 @@ from storage.format.txn_index import TxnIndexEntry
 from tests.support.cleaner.cleaner_jobs import job
 from tests.support.draws import cases
 
-PROPERTY = settings(max_examples=cases(few=60, many=300), deadline=None)
+PROPERTY = settings(max_examples=cases(few=30, many=300), deadline=None)
 LARGEST = (1 << 63) - 1
 # Few numbers, so that some come and go; neighbours in the table, and the ends of the range.
 PRODUCERS = st.integers(0, 12) | st.sampled_from([LARGEST, LARGEST - 1, 1 << 32, 1 << 62])

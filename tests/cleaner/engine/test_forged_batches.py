@@ -39,7 +39,7 @@ from tests.support.draws import cases
 from tests.support.storage.hostile_batches import sealed
 from tests.support.storage.logs import FOLDER, open_log
 
-SEEDS: Final = cases(few=100, many=300)
+SEEDS: Final = cases(few=50, many=300)
 OPERATIONS_MAX: Final = 20_000  # on files, for some thirty batches
 BYTES_MAX: Final = 64 << 20
 # Position and layout of each field (the batch format), and what it may claim.

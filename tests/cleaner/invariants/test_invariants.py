@@ -11,7 +11,7 @@ VARVE_INVARIANT_EXAMPLES=10000 makes that many, others each time.
 from tests.support.cleaner.partition_machine import LONGER, STEPS, Partition, machine_settings
 from tests.support.draws import cases
 
-EXAMPLES = int(LONGER or cases(few=60, many=400))
+EXAMPLES = int(LONGER or cases(few=40, many=400))
 
 Partition.TestCase.settings = machine_settings(EXAMPLES, steps=STEPS, derandomize=LONGER is None)
 TestInvariants = Partition.TestCase

@@ -22,7 +22,7 @@ from storage.errors import CorruptBatchError, DecompressionLimitError
 from storage.format.compression import LZ4, ZSTD, compress, decompress, decompress_zstd_frame
 from tests.support.draws import cases
 
-PROPERTY = settings(max_examples=cases(few=60, many=300), deadline=None)
+PROPERTY = settings(max_examples=cases(few=30, many=300), deadline=None)
 LIMIT = 1 << 20
 CONTENTS = st.binary(max_size=300) | st.builds(
     lambda piece, count: piece * count, st.binary(min_size=1, max_size=40), st.integers(1, 5000)

@@ -45,7 +45,7 @@ from storage.format.batch import (
 from tests.support.draws import cases
 
 PAGE = mmap.PAGESIZE
-PROPERTY = settings(max_examples=cases(few=80, many=400), deadline=None)
+PROPERTY = settings(max_examples=cases(few=40, many=400), deadline=None)
 
 
 # The hash.
@@ -412,7 +412,7 @@ def lying_records(lies: list[tuple[int, int, int, int, int]]) -> bytes:
     return bytes(out)
 
 
-@settings(max_examples=cases(few=300, many=2000), deadline=None)
+@settings(max_examples=cases(few=100, many=2000), deadline=None)
 @given(LIES, st.booleans(), st.sampled_from([0, TRANSACTIONAL, CONTROL | TRANSACTIONAL]))
 def test_lengths_that_lie_are_not_followed(
     lies: list[tuple[int, int, int, int, int]], ask_bits: bool, attributes: int

@@ -43,7 +43,7 @@ CONFIG = replace(
 )
 
 
-SEEDS = seeds_of_tests("VARVE_SIMULATION_SEEDS", few=20, many=100)
+SEEDS = seeds_of_tests("VARVE_SIMULATION_SEEDS", few=10, many=100)
 
 
 class Simulation:

@@ -33,7 +33,7 @@ from tests.support.storage.memory_env import MemoryEnv
 PROPERTY = settings(
     max_examples=cases(few=12, many=60), deadline=None, suppress_health_check=list(HealthCheck)
 )
-SEEDS = range(cases(few=8, many=24))
+SEEDS = range(cases(few=4, many=24))
 MAPS = [24, 72, 100, 240, 1 << 20]
 
 

@@ -20,7 +20,7 @@ from tests.support.stages import compare
 from tests.support.storage.memory_env import MemoryEnv
 
 ANY = settings(
-    max_examples=cases(few=40, many=150),
+    max_examples=cases(few=25, many=150),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

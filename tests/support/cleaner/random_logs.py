@@ -18,7 +18,7 @@ HEADERS: list[tuple[tuple[str | bytes, bytes | None], ...]] = [(), (("h", None),
 PRODUCERS = [-1, -1, 7, 8]
 
 PROPERTY = settings(
-    max_examples=cases(few=40, many=120), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=cases(few=25, many=120), deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

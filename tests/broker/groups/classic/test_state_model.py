@@ -176,7 +176,7 @@ class DelayedGroupLife(GroupLife):
 
 
 _SETTINGS = settings(
-    max_examples=cases(few=40, many=150), stateful_step_count=40, deadline=None, print_blob=True
+    max_examples=cases(few=25, many=150), stateful_step_count=40, deadline=None, print_blob=True
 )
 
 TestGroupLife = GroupLife.TestCase

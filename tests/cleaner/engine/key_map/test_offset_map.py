@@ -12,7 +12,7 @@ from cleaner.engine.key_map.offset_map import SLOTS_AT_FIRST, OffsetMap
 from tests.support.draws import cases
 
 KEY = bytes(16)
-PROPERTY = settings(max_examples=cases(few=40, many=150), deadline=None)
+PROPERTY = settings(max_examples=cases(few=25, many=150), deadline=None)
 
 
 def words(values: list[int]) -> np.ndarray:

@@ -67,7 +67,7 @@ def long_segment(base: int, count: int, codec: int = 0) -> Segment:
 
 
 PROPERTY = settings(
-    max_examples=cases(few=40, many=150), deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=cases(few=25, many=150), deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -29,6 +29,7 @@ from storage.format.batch import Record, build_batch, read_header, unpack_record
 from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
+from tests.support.draws import cases
 from tests.support.storage.logs import FOLDER
 
 BATCH_BYTES_MAX = 1 << 20
@@ -64,7 +65,7 @@ def rows_of(log: CompactedLog, job: CleanJob, index: KeyIndex) -> list[tuple[int
     return sorted(tuple(int(word) for word in row) for row in words.reshape(-1, SLOT_WORDS))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(few=20, many=40), deadline=None)
 @given(seed=st.integers(0, 1 << 32), pending=st.sampled_from([1, 300, 1 << 14]))
 def test_the_index_of_recorded_appends_is_that_of_the_bytes(seed: int, pending: int) -> None:
     rng = random.Random(seed)
