@@ -522,8 +522,10 @@ class Connection(asyncio.BufferedProtocol):
             answer = future.result()
             if answer is not None:
                 out: list[Part] = []
+                began = perf_counter()
                 _collect(out, answer)
                 self._flush(out)
+                self.find_task_turns().charge(perf_counter() - began)
                 if self._writer.idle:
                     self.response_memory.release()
             self._pump()

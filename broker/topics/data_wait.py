@@ -10,26 +10,26 @@ Rules
   raised log start, a truncation, a move, the end of the partition.
 - A request whose time is over is woken, too (`end`). If nothing changed since `begin`, what it has
   read is still true.
+- One that is woken queues for its turn if the loop is busy: an append may wake a thousand.
 """
 
-import asyncio
+from broker.event_loop.loop_turns import WakeUp
 
 
 class DataWait:
     """The wait of one request, for any number of partitions."""
 
-    __slots__ = ("_appended_bytes", "_is_changed", "_missing_bytes", "_woken", "is_over")
+    __slots__ = ("_appended_bytes", "_is_changed", "_missing_bytes", "_wake_up", "is_over")
 
     def __init__(self) -> None:
         self.is_over = False  # the time of the request
-        self._woken = asyncio.Event()
+        self._wake_up: WakeUp | None = None  # while it sleeps
         self._is_changed = False  # since `begin`, other than by an append
         self._appended_bytes = 0  # since `begin`
         self._missing_bytes = 0
 
     def begin(self) -> None:
         """Count from now on; nothing is known to be missing until `wait`."""
-        self._woken.clear()
         self._is_changed = False
         self._appended_bytes = 0
         self._missing_bytes = 0
@@ -38,17 +38,17 @@ class DataWait:
         """Note that a batch became visible in one of the partitions."""
         self._appended_bytes += size_bytes
         if 0 < self._missing_bytes <= self._appended_bytes:
-            self._woken.set()
+            self._end_sleep()
 
     def wake(self) -> None:
         """End the wait even if bytes are missing: a partition changed."""
         self._is_changed = True
-        self._woken.set()
+        self._end_sleep()
 
     def end(self) -> None:
         """End the wait for good: the time of the request is over."""
         self.is_over = True
-        self._woken.set()
+        self._end_sleep()
 
     @property
     def is_unchanged(self) -> bool:
@@ -57,7 +57,15 @@ class DataWait:
 
     async def wait(self, missing_bytes: int) -> None:
         """Wait until so many bytes have been appended since `begin`, or until `wake`."""
-        if self._appended_bytes >= missing_bytes or self.is_over:
+        if self._appended_bytes >= missing_bytes or self._is_changed or self.is_over:
             return
         self._missing_bytes = missing_bytes
-        await self._woken.wait()
+        self._wake_up = WakeUp()
+        try:
+            await self._wake_up
+        finally:
+            self._wake_up = None
+
+    def _end_sleep(self) -> None:
+        if self._wake_up is not None and not self._wake_up.done():
+            self._wake_up.set_result(None)

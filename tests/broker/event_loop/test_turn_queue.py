@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from broker.event_loop import loop_turns
-from broker.event_loop.loop_turns import MeasuredTurns, TurnQueue, yield_to_loop
+from broker.event_loop.loop_turns import MeasuredTurns, TurnQueue, WakeUp, yield_to_loop
 
 
 async def test_turns_run_in_order_until_the_time_of_a_round_is_used_up() -> None:
@@ -139,3 +139,50 @@ async def test_work_that_is_cancelled_before_its_turn_does_not_begin() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_work_that_an_event_wakes_together_has_the_time_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, now_ns, turn = TurnQueue(5e-3), 0, 0
+    woken_by_turn = Counter[int]()
+    monkeypatch.setattr(loop_turns, "perf_counter_ns", lambda: now_ns)
+    wake_ups = [WakeUp() for _ in range(20)]
+
+    async def work(wake_up: WakeUp) -> None:
+        nonlocal now_ns
+        await wake_up
+        now_ns += 2_000_000
+        woken_by_turn[turn] += 1
+
+    async def answer(wake_up: WakeUp) -> None:
+        await MeasuredTurns(work(wake_up), lambda _: None, lambda: queue)
+
+    tasks = [asyncio.create_task(answer(wake_up)) for wake_up in wake_ups]
+    await yield_to_loop()
+    for wake_up in wake_ups:
+        wake_up.set_result(None)
+    while not all(task.done() for task in tasks):
+        turn += 1
+        await yield_to_loop()
+    assert woken_by_turn.total() == 20
+    assert max(woken_by_turn.values()) <= 3
+
+
+async def test_work_that_an_event_wakes_alone_goes_on_in_the_next_round() -> None:
+    queue, wake_up, has_gone_on = TurnQueue(5.0), WakeUp(), False
+
+    async def work() -> None:
+        nonlocal has_gone_on
+        await wake_up
+        has_gone_on = True
+
+    async def answer() -> None:
+        await MeasuredTurns(work(), lambda _: None, lambda: queue)
+
+    task = asyncio.create_task(answer())
+    await yield_to_loop()
+    wake_up.set_result(None)
+    await yield_to_loop()
+    assert has_gone_on
+    await task

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import itertools
 import time
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from broker.app import Broker
 from broker.event_loop import loop_turns
-from broker.event_loop.loop_turns import FREED_AT_ONCE
+from broker.event_loop.loop_turns import FREED_AT_ONCE, ROUND_SECONDS
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import BYTES_AT_ONCE, PARTITIONS_AT_ONCE, fetch
 from broker.network import fetch_sessions
@@ -104,9 +105,9 @@ def two_clients(broker: Broker, clients: list[Client]) -> tuple[Client, Client]:
     return clients[0], clients[1]
 
 
-async def until_waiting(broker: Broker) -> None:
+async def until_waiting(broker: Broker, fetches: int = 1) -> None:
     async with asyncio.timeout(10):
-        while not broker.stats.delayed_fetches:  # noqa: ASYNC110 - the broker tells nobody
+        while broker.stats.delayed_fetches < fetches:  # noqa: ASYNC110 - the broker tells nobody
             await asyncio.sleep(0.001)
 
 
@@ -131,6 +132,45 @@ async def test_a_fetch_that_waits_is_woken_by_an_append(
             answer = await waiting
         assert answer.responses[0].partitions[0].records is not None
         assert broker.stats.delayed_fetches == 0
+
+
+async def test_fetches_that_an_append_wakes_have_the_time_of_a_round_together(
+    env: MemoryEnv, clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns, turn, by_turn = 0, 0, Counter[int]()
+    begin_pass = fetch_module._nothing_collected
+
+    def take_long(*args: Any) -> Any:
+        nonlocal now_ns
+        now_ns += 1_000_000
+        by_turn[turn] += 1
+        return begin_pass(*args)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        clients += [Client(broker) for _ in range(31)]
+        writer, *readers = clients
+        body = request(0, max_wait_ms=LONG_MS)
+        for reader in readers:
+            reader.raw.send(codec.encode_request(ApiKey.FETCH, FETCH_VERSION, 7, "c", body))
+        await until_waiting(broker, len(readers))
+        monkeypatch.setattr(fetch_module, "_nothing_collected", take_long)
+        monkeypatch.setattr(loop_turns, "perf_counter_ns", lambda: now_ns)
+        ticker = asyncio.create_task(count_turns())
+        await writer.produce()
+        for reader in readers:
+            frame = await asyncio.to_thread(reader.raw.receive_frame)
+            answer = codec.decode_response(ApiKey.FETCH, FETCH_VERSION, frame)[1]
+            assert isinstance(answer, FetchResponse)
+            assert answer.responses[0].partitions[0].records
+        ticker.cancel()
+    assert by_turn.total() == len(readers)
+    assert max(by_turn.values()) <= ROUND_SECONDS * 1000
 
 
 async def test_a_fetch_waits_on_until_it_has_min_bytes(
