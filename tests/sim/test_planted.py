@@ -238,6 +238,8 @@ def a_snapshot_has_no_sequences(patch: pytest.MonkeyPatch) -> None:
             producer_id: replace(entry, batches=())
             for producer_id, entry in self._producers.items()
         }
+        for entry in copy._producers.values():
+            entry.pack()
         return to_snapshot(copy)
 
     patch.setattr(ProducerStates, "to_snapshot", without_batches)

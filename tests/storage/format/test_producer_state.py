@@ -16,6 +16,7 @@ from storage.errors import (
     InvalidTransactionStateError,
     OutOfOrderSequenceError,
 )
+from storage.format import producer_state
 from storage.format.batch import CONTROL, TRANSACTIONAL, BatchHeader, ControlType
 from storage.format.producer_state import (
     KNOWN_BATCHES,
@@ -391,6 +392,49 @@ def test_a_snapshot_of_nothing() -> None:
     raw = ProducerStates().to_snapshot()
     assert len(raw) == 10
     assert len(ProducerStates.from_snapshot(raw)) == 0
+
+
+def test_a_snapshot_of_many_open_transactions_packs_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The append that rolls a segment writes it: 20,000 producers blocked the loop for 20 ms."""
+    log = Appender()
+    for producer_id in range(100):
+        log.data(producer_id, 0, 0, txn=True)
+    snapshot = log.states.to_snapshot()
+    monkeypatch.setattr(producer_state, "_SNAPSHOT_ENTRY", None)
+    assert log.states.to_snapshot() == snapshot
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_snapshot_has_the_present_state_of_each_producer(seed: int) -> None:
+    print(f"seed {seed}")
+    rng, log, opened = random.Random(seed), Appender(), set[int]()
+    for _ in range(500):
+        producer_id = rng.randrange(8)
+        entry = log.states.producer(producer_id)
+        epoch = 0 if entry is None else max(entry.epoch, 0)
+        if producer_id in opened and rng.random() < 0.5:
+            opened.remove(producer_id)
+            if rng.random() < 0.3:
+                log.states.forget_transaction(producer_id)
+            else:
+                kind = rng.choice((ControlType.ABORT, ControlType.COMMIT))
+                log.marker(producer_id, epoch + rng.randrange(2), kind, rng.randrange(9))
+        elif producer_id not in opened and rng.random() < 0.2:
+            kind = TRANSACTIONAL | CONTROL
+            log.states.update_from_log(
+                header(producer_id, epoch + 1, -1, 0, offset=log.end, attributes=kind)
+            )
+        else:
+            sequence = 0 if entry is None else entry.last_sequence + 1
+            is_open = producer_id in opened or rng.random() < 0.5
+            log.data(producer_id, epoch, sequence, rng.randrange(1, 4), txn=is_open)
+            opened |= {producer_id} if is_open else set()
+        for each in log.states.producers:
+            packed = each.packed
+            each.pack()
+            assert packed == each.packed
 
 
 def sealed(count: int, body: bytes) -> bytes:
