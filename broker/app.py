@@ -138,7 +138,10 @@ class Broker:
         fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
         self.metadata_writer = MetadataWriter(
-            self.manager, self.directory_threads, self._trusted_wall_ms
+            self.manager,
+            self.directory_threads,
+            self._trusted_wall_ms,
+            partial(self.stats.measured, "metadata"),
         )
         self.checkpoint_writer = CheckpointWriter(
             self.manager.table, self.directory_threads, fail_directory

@@ -13,7 +13,7 @@ Rules
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -56,12 +56,17 @@ class MetadataWriter:
         manager: LogManager,
         threads: DirectoryThreads,
         trusted_wall_ms: Callable[[], int | None],
+        measured: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = lambda change: change,
     ) -> None:
-        """`trusted_wall_ms` returns the wall time, None while the clock is not trusted."""
+        """`trusted_wall_ms` returns the wall time, None while the clock is not trusted.
+
+        `measured` awaits a change and records how long its turns block the loop.
+        """
         self._manager = manager
         self._threads = threads
         self.hanging: frozenset[str] = frozenset()  # data directories, at the last save
         self._trusted_wall_ms = trusted_wall_ms
+        self._measured = measured
         self._probes: dict[str, asyncio.Future[None]] = {}  # the last one of each directory
         self._slots = FairSlots(1)
         self._turn: _Turn | None = None  # of the change that runs
@@ -88,7 +93,8 @@ class MetadataWriter:
             turn = _Turn(self._slots, client)
             await self._take(turn)
             try:
-                return await change(*args, **kwargs)
+                result: _Result = await self._measured(change(*args, **kwargs))
+                return result
             finally:
                 turn.end()
 

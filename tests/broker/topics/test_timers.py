@@ -168,7 +168,9 @@ async def test_pauses_for_garbage_are_measured_while_the_broker_runs() -> None:
     assert 0 < pauses.longest_ns[2] <= pauses.total_ns[2]
 
 
-async def test_the_holds_of_views_and_leases_are_measured() -> None:
+async def test_the_holds_of_views_and_leases_and_of_changes_of_topics_are_measured() -> None:
     async with broker_in_memory(MemoryEnv(seed=1)) as broker:
-        await asyncio.sleep(0)
-        assert {"views", "leases"} <= broker.stats.background_holds_ns.keys()
+        await broker.metadata_service.create("t", 1, {})
+        holds = broker.stats.background_holds_ns
+        assert {"views", "leases", "metadata"} <= holds.keys()
+        assert holds["metadata"] > 0
