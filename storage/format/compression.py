@@ -3,15 +3,20 @@
 Lengths in compressed data are not trusted: memory is allocated only up to what the size of the
 input and the caller's limit allow. Input that is cut short, or followed by anything but another
 frame, is corrupt. Consecutive frames (members) form one stream, as the formats gzip, lz4 and zstd
-define. Threads share no state.
+define.
+
+The broker decompresses in threads beside its event loop, so no call holds the interpreter lock for
+long: large results are made in pieces.
 
 Sources: RFC 1952 (gzip), RFC 8878 (zstd), the LZ4 frame format 1.6, the snappy format description
 and the xerial framing that Kafka's snappy streams carry.
 """
 
+import mmap
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -48,7 +53,10 @@ LZ4_LEVEL_DEFAULT: Final = 9  # Kafka takes the fast compressor at exactly this 
 ZSTD_LEVEL_DEFAULT: Final = 3
 
 _GZIP_WINDOW_BITS: Final = 31  # 15 bits of window, and a gzip header and trailer
-_CHUNK_BYTES: Final = 64 * 1024
+# Of data that one call reads or writes: libraries copy their results while they hold the
+# interpreter lock, a megabyte in half a millisecond. A batch of 1 MiB is one piece.
+_PIECE_BYTES: Final = 5 << 18
+_ONE_COPY_BYTES: Final = 4 << 20  # of a whole result: pages of its own cost more
 
 # Deflate's best: a match of 258 bytes in two bits.
 _GZIP_EXPANSION_MAX: Final = 1032
@@ -86,11 +94,89 @@ class _BlockCount:
         return cls(max(BLOCKS_MAX, len(data) // BLOCK_BYTES_MIN))
 
 
-# (data, position of a frame, room in bytes, limit that errors name, blocks of the stream)
-# -> (end of the frame, content)
-_FrameDecompressor: TypeAlias = Callable[
-    [memoryview, int, int, int, _BlockCount], tuple[int, bytes]
-]
+class _Output:
+    """What a stream decompresses to, at most `limit_bytes`.
+
+    One part is returned as it is, a few are joined. A large result of several parts is copied to
+    pages of its own, which grow without another copy, and return to the operating system at once.
+    """
+
+    __slots__ = ("_limit_bytes", "_pages", "_parts", "_size_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._parts: list[bytes] = []
+        self._pages: mmap.mmap | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """Return the bytes that still fit."""
+        return self._limit_bytes - self._size_bytes
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise DecompressionLimitError if `size_bytes` do not fit."""
+        if size_bytes > self.room_bytes:
+            raise DecompressionLimitError(self._limit_bytes)
+
+    def append(self, part: bytes) -> None:
+        """Add a part. Raises DecompressionLimitError."""
+        self.check_room(len(part))
+        begin, end = self._size_bytes, self._size_bytes + len(part)
+        if not part:
+            return  # of an empty frame or block
+        if self._pages is None and (begin == 0 or end <= _ONE_COPY_BYTES):
+            self._parts.append(part)
+        else:
+            _copy(part, self._pages_of(end), begin)
+        self._size_bytes = end
+
+    def extend(self, size_bytes: int) -> memoryview:
+        """Return the next `size_bytes`, which the caller writes and releases.
+
+        Raises DecompressionLimitError.
+        """
+        self.check_room(size_bytes)
+        begin, end = self._size_bytes, self._size_bytes + size_bytes
+        pages = self._pages_of(end)
+        self._size_bytes = end
+        return memoryview(pages)[begin:end]
+
+    def result(self) -> bytes | memoryview:
+        """Return all parts in a row."""
+        if self._pages is not None:
+            return memoryview(self._pages)[: self._size_bytes].toreadonly()
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def _pages_of(self, size_bytes: int) -> mmap.mmap:
+        """Return pages for at least `size_bytes`; the parts so far are in them."""
+        try:
+            if self._pages is None:
+                self._pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                with suppress(OSError):  # a kernel without them
+                    self._pages.madvise(mmap.MADV_HUGEPAGE)  # half the time to write them
+                at = 0
+                for part in self._parts:
+                    _copy(part, self._pages, at)
+                    at += len(part)
+                self._parts.clear()
+            elif size_bytes > len(self._pages):
+                self._pages.resize(max(size_bytes, 2 * len(self._pages)))
+        except OSError as error:
+            raise MemoryError from error
+        return self._pages
+
+
+def _copy(part: bytes, pages: mmap.mmap, at: int) -> None:
+    """Copy a part in pieces, because each copy holds the interpreter lock."""
+    with memoryview(part) as view:
+        for begin in range(0, len(view), _PIECE_BYTES):
+            piece = view[begin : begin + _PIECE_BYTES]
+            pages[at + begin : at + begin + len(piece)] = piece
+
+
+# (data, position of a frame, output, blocks of the stream) -> end of the frame
+_FrameDecompressor: TypeAlias = Callable[[memoryview, int, _Output, _BlockCount], int]
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
@@ -105,8 +191,8 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
     return _COMPRESSORS[codec](data, level)
 
 
-def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
-    """Decompress the records of a batch to at most `limit_bytes`.
+def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes | memoryview:
+    """Decompress the records of a batch to at most `limit_bytes`. The result is read-only.
 
     Raises DecompressionLimitError above the limit, CorruptBatchError for data that is not in the
     format of the codec, UnsupportedCompressionError for an unknown codec.
@@ -118,9 +204,9 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
         return bytes(data)
     if codec not in _DECOMPRESSORS:
         raise UnsupportedCompressionError(codec)
-    unpacked = _DECOMPRESSORS[codec](memoryview(data), limit_bytes)
-    assert len(unpacked) <= limit_bytes
-    return unpacked
+    output = _Output(limit_bytes)
+    _DECOMPRESSORS[codec](memoryview(data), output)
+    return output.result()
 
 
 def may_exceed(codec: int, data: Buffer, limit_bytes: int) -> bool:
@@ -174,22 +260,17 @@ def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
 
 
 def _decompress_frames(
-    codec: int, decompress_frame: _FrameDecompressor, data: memoryview, limit_bytes: int
-) -> bytes:
-    """Decompress a stream of frames to at most `limit_bytes`. Raises as `decompress` does."""
+    codec: int, decompress_frame: _FrameDecompressor, data: memoryview, output: _Output
+) -> None:
+    """Decompress a stream of frames. Raises as `decompress` does."""
     blocks = _BlockCount.of(data)
-    end, part = decompress_frame(data, 0, limit_bytes, limit_bytes, blocks)
-    if end == len(data):  # producers write one frame
-        return part
-    parts = [part]
-    room_bytes = limit_bytes - len(part)
+    end = decompress_frame(data, 0, output, blocks)
+    frames = 1
     while end < len(data):
-        if len(parts) == FRAMES_MAX:
+        frames += 1
+        if frames > FRAMES_MAX:
             raise CorruptBatchError(f"{CODEC_NAMES[codec]}: more than {FRAMES_MAX} frames")
-        end, part = decompress_frame(data, end, room_bytes, limit_bytes, blocks)
-        parts.append(part)
-        room_bytes -= len(part)
-    return b"".join(parts)
+        end = decompress_frame(data, end, output, blocks)
 
 
 # gzip
@@ -203,19 +284,25 @@ def _compress_gzip(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_gzip_member(
-    data: memoryview, position: int, room_bytes: int, limit_bytes: int, _: _BlockCount
-) -> tuple[int, bytes]:
+    data: memoryview, position: int, output: _Output, _: _BlockCount
+) -> int:
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-    try:
-        # One byte above the limit tells "exactly full" from "more to come".
-        part = member.decompress(data[position:], room_bytes + 1)
-    except zlib.error as error:
-        raise CorruptBatchError(f"gzip: {error}") from error
-    if len(part) > room_bytes:
-        raise DecompressionLimitError(limit_bytes)
-    if not member.eof:
-        raise CorruptBatchError("gzip: the stream is cut short")
-    return len(data) - len(member.unused_data), part
+    source: Buffer = b""
+    part = b""
+    while not member.eof:
+        if not source:
+            source = data[position : position + _PIECE_BYTES]
+            position += len(source)
+            if not source and not part:
+                raise CorruptBatchError("gzip: the stream is cut short")
+        try:
+            # One byte above the limit tells "exactly full" from "more to come".
+            part = member.decompress(source, min(_PIECE_BYTES, output.room_bytes + 1))
+        except zlib.error as error:
+            raise CorruptBatchError(f"gzip: {error}") from error
+        output.append(part)
+        source = member.unconsumed_tail
+    return position - len(member.unused_data)
 
 
 # snappy
@@ -232,10 +319,10 @@ def _compress_snappy(data: Buffer, level: int | None) -> bytes:
     return b"".join(parts)
 
 
-def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
+def _decompress_snappy(data: memoryview, output: _Output) -> None:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _snappy_block(data, limit_bytes, limit_bytes)
-    blocks = bytearray()
+        _decompress_snappy_block(data, output)
+        return
     # Ignore version and compatible version: some clients write them little-endian.
     position = len(_XERIAL_HEADER)
     if len(data) < position:
@@ -255,18 +342,20 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
         position = start + length
         if start > len(data) or length == 0 or position > len(data):
             raise CorruptBatchError("snappy: a block length runs past the end")
-        blocks += _snappy_block(data[start:position], limit_bytes - len(blocks), limit_bytes)
-    return bytes(blocks)
+        _decompress_snappy_block(data[start:position], output)
 
 
-def _snappy_block(block: memoryview, room_bytes: int, limit_bytes: int) -> bytes:
+def _decompress_snappy_block(block: memoryview, output: _Output) -> None:
     promised = _snappy_length(block)
     if promised > len(block) * _SNAPPY_EXPANSION_MAX:
         raise CorruptBatchError("snappy: the data cannot decompress to the length in front")
-    if promised > room_bytes:
-        raise DecompressionLimitError(limit_bytes)
+    output.check_room(promised)
     try:
-        return bytes(cramjam.snappy.decompress_raw(block))
+        if promised <= _ONE_COPY_BYTES:
+            output.append(bytes(cramjam.snappy.decompress_raw(block)))
+        else:
+            with output.extend(promised) as view:
+                cramjam.snappy.decompress_raw_into(block, view)
     except cramjam.DecompressionError as error:
         raise CorruptBatchError(str(error)) from error
 
@@ -302,27 +391,28 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_lz4_frame(
-    data: memoryview, position: int, room_bytes: int, limit_bytes: int, blocks: _BlockCount
-) -> tuple[int, bytes]:
+    data: memoryview, position: int, output: _Output, blocks: _BlockCount
+) -> int:
     end = _skippable_end(data, position)
     if end >= 0:
-        return end, b""
+        return end
     end, bound = _lz4_frame_end(data, position, blocks)
-    # One byte above the limit tells "exactly full" from "more to come".
-    capacity = min(bound, room_bytes) + 1
     context = lz4.frame.create_decompression_context()
-    part: bytes
-    try:
-        part, _, complete = lz4.frame.decompress_chunk(
-            context, data[position:end], max_length=capacity
-        )
-    except (RuntimeError, ValueError) as error:
-        raise CorruptBatchError(f"lz4: {error}") from error
-    if len(part) > room_bytes:
-        raise DecompressionLimitError(limit_bytes)
-    if not complete:
-        raise CorruptBatchError("lz4: the frame is cut short")
-    return end, part
+    is_complete = False
+    while not is_complete:
+        # One byte above the limit tells "exactly full" from "more to come".
+        capacity = min(bound, output.room_bytes, _PIECE_BYTES) + 1
+        try:
+            part, read_bytes, is_complete = lz4.frame.decompress_chunk(
+                context, data[position:end], max_length=capacity
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CorruptBatchError(f"lz4: {error}") from error
+        output.append(part)
+        position += read_bytes
+        if not part and not is_complete:
+            raise CorruptBatchError("lz4: the frame is cut short")
+    return end
 
 
 def _lz4_frame_end(data: memoryview, position: int, blocks: _BlockCount) -> tuple[int, int]:
@@ -397,38 +487,37 @@ def _compress_zstd(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_zstd_frame(
-    data: memoryview, position: int, room_bytes: int, limit_bytes: int, blocks: _BlockCount
-) -> tuple[int, bytes]:
+    data: memoryview, position: int, output: _Output, blocks: _BlockCount
+) -> int:
     end = _skippable_end(data, position)
     if end >= 0:
-        return end, b""
+        return end
     end, bound, promised = _zstd_frame_end(data, position, blocks)
-    if promised > room_bytes:
-        raise DecompressionLimitError(limit_bytes)
+    output.check_room(promised)
+    room_bytes = output.room_bytes
     frame = data[position:end]
     decompressor = _zstd_of_thread.decompressor
     try:
         if promised >= 0:
-            part = decompressor.decompress(frame)
+            output.append(decompressor.decompress(frame))
         elif bound <= room_bytes:
-            part = decompressor.decompress(frame, max_output_size=max(1, bound))  # 0: no bound
+            # 0 would be no limit.
+            output.append(decompressor.decompress(frame, max_output_size=max(1, bound)))
         else:
-            part = _read_zstd_stream(frame, room_bytes)
+            _read_zstd_stream(decompressor, frame, output)
     except zstandard.ZstdError as error:
         raise CorruptBatchError(f"zstd: {error}") from error
-    if len(part) > room_bytes:
-        raise DecompressionLimitError(limit_bytes)
-    return end, part
+    return end
 
 
-def _read_zstd_stream(frame: memoryview, room_bytes: int) -> bytes:
-    """Decompress a frame in chunks; stop above `room_bytes`."""
-    parts = []
-    with _zstd_of_thread.decompressor.stream_reader(frame) as reader:
-        while room_bytes >= 0 and (part := reader.read(min(_CHUNK_BYTES, room_bytes + 1))):
-            parts.append(part)
-            room_bytes -= len(part)
-    return b"".join(parts)
+def _read_zstd_stream(
+    decompressor: zstandard.ZstdDecompressor, frame: memoryview, output: _Output
+) -> None:
+    """Decompress a frame in pieces; stop above the limit."""
+    with decompressor.stream_reader(frame) as reader:
+        # One byte above the limit tells "exactly full" from "more to come".
+        while part := reader.read(min(_PIECE_BYTES, output.room_bytes + 1)):
+            output.append(part)
 
 
 def _zstd_frame_end(data: memoryview, position: int, blocks: _BlockCount) -> tuple[int, int, int]:
@@ -489,7 +578,7 @@ _COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
     LZ4: _compress_lz4,
     ZSTD: _compress_zstd,
 }
-_DECOMPRESSORS: Final[dict[int, Callable[[memoryview, int], bytes]]] = {
+_DECOMPRESSORS: Final[dict[int, Callable[[memoryview, _Output], None]]] = {
     GZIP: partial(_decompress_frames, GZIP, _decompress_gzip_member),
     SNAPPY: _decompress_snappy,
     LZ4: partial(_decompress_frames, LZ4, _decompress_lz4_frame),

@@ -87,7 +87,7 @@ class WindowCleaner:
         self._space = context.space
         self._path = ""
         # A batch that waits for room in the arena: its row and its unpacked records.
-        self._waiting: tuple[int, bytes] = (-1, b"")
+        self._waiting: tuple[int, bytes | memoryview] = (-1, b"")
         window_bytes = min(WINDOW_BYTES, context.job.read_buffer_bytes)
         self._window = Window(
             buf=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
@@ -210,11 +210,12 @@ class WindowCleaner:
             cells[row + RECORDS_AT] = begin
             cells[row + RECORDS_END] = end
 
-    def _unpacked(self, row: int) -> bytes:
+    def _unpacked(self, row: int) -> bytes | memoryview:
         cells, view = self._window.rows.data, self._window.buf.data
         position = cells[row + POSITION]
         packed = view[position + HEADER_BYTES : position + cells[row + SIZE]]
         bound = cells[row + BOUND]
+        data: bytes | memoryview
         try:
             if bound > 0:
                 data = decompress_zstd_frame(packed, bound)
