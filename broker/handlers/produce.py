@@ -276,15 +276,19 @@ def _transaction_error(
     """Return NONE if a transactional batch may be appended now (KIP-890).
 
     The transaction must not end between this check and the append: there is no await between them.
+    Producer ids and epochs are no secrets, so each batch has to name the transactional id that owns
+    its producer id. Kafka compares them only for the first batch of a transaction in a partition.
     """
     if transaction is None:
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     producer = Producer(header.producer_id, header.producer_epoch)
+    coordinator = services.coordinators.transactions
+    transactional_id = transaction.transactional_id
     if _is_in_transaction(partition, producer):
-        return ErrorCode.NONE
-    error = services.coordinators.transactions.produce_error(
-        transaction.transactional_id, producer, partition.partition
-    )
+        error = coordinator.producer_id_error(transactional_id, producer.producer_id)
+        # An open transaction goes on while its coordinator is loading or offline, as in Kafka.
+        return ErrorCode.NONE if error in _RETRIED_LATER else error
+    error = coordinator.produce_error(transactional_id, producer, partition.partition)
     if error is ErrorCode.INVALID_TXN_STATE and transaction.added is not ErrorCode.NONE:
         error = transaction.added
     is_v2 = transaction.version >= FIRST_V2_PRODUCE

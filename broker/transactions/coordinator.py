@@ -344,6 +344,14 @@ class TransactionCoordinator:
             return ErrorCode.NONE
         return ErrorCode.INVALID_TXN_STATE
 
+    def producer_id_error(self, transactional_id: str, producer_id: int) -> ErrorCode:
+        """Return NONE if the producer id is that of the transactional id."""
+        live, error = self._find(transactional_id)
+        if live is None:
+            return error
+        is_same = live.state.transaction.producer_id == producer_id
+        return ErrorCode.NONE if is_same else ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
     def _find(self, transactional_id: str) -> tuple[LiveTransaction | None, ErrorCode]:
         error = self.availability(transactional_id)
         if error is not ErrorCode.NONE:

@@ -9,6 +9,7 @@ from broker.app import Broker
 from broker.handlers import fetch as fetch_module
 from broker.handlers.list_offsets import READ_COMMITTED
 from broker.network.response_memory import ResponseMemory
+from broker.topics.internal_topic import PartitionState
 from broker.topics.producer_ids import Producer
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -138,6 +139,53 @@ async def test_a_batch_without_its_transactional_id_is_refused(broker: Broker) -
     refused = await produce(broker, producer, version=11, transactional_id=None)
     assert refused == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert await produce(broker, producer, version=11) == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [11, 12])
+async def test_another_transactional_id_writes_nothing_into_an_open_transaction(
+    broker: Broker, version: int
+) -> None:
+    producer = await start(broker)
+    await add(broker, producer, "orders")
+    assert await produce(broker, producer, version=version) == ErrorCode.NONE
+    assert (await init(broker, "other")).error_code == ErrorCode.NONE
+    for other in ("other", "unused", ""):
+        refused = await produce(
+            broker, producer, version=version, transactional_id=other, sequence=1
+        )
+        expected = ErrorCode.INVALID_PRODUCER_ID_MAPPING if other else ErrorCode.INVALID_REQUEST
+        assert refused == expected, other
+    assert await produce(broker, producer, version=version, sequence=1) == ErrorCode.NONE
+    assert (await end(broker, producer)).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [11, 12])
+async def test_an_open_transaction_goes_on_while_its_coordinator_is_not_there(
+    broker: Broker, version: int
+) -> None:
+    producer = await start(broker)
+    await add(broker, producer, "orders")
+    assert await produce(broker, producer, version=version) == ErrorCode.NONE
+    transactions = broker._services.coordinators.transactions
+    for sequence, state in enumerate((PartitionState.LOADING, PartitionState.OFFLINE), 1):
+        for partition in range(transactions._store.partition_count):
+            transactions.deactivate(partition, state)
+        assert await produce(broker, producer, version=version, sequence=sequence) == 0
+
+
+@pytest.mark.parametrize("version", [11, 12])
+async def test_an_open_transaction_goes_on_after_a_restart(version: int) -> None:
+    env = MemoryEnv(seed=12)
+    async with broker_in_memory(env) as broker:
+        await broker.metadata_service.create("orders", 2, {})
+        producer = await start(broker)
+        await add(broker, producer, "orders")
+        assert await produce(broker, producer, version=version) == ErrorCode.NONE
+    async with broker_in_memory(env) as broker:
+        while (await describe(broker)).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            pass
+        assert await produce(broker, producer, version=version, sequence=1) == ErrorCode.NONE
+        assert (await end(broker, producer)).error_code == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("version", [11, 12])
