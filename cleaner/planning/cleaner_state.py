@@ -14,6 +14,9 @@ Rules
   beyond the checkpoint, it is clean with respect to the older records that are readable. So a job
   invalidates the intervals that it did not reach: it may have indexed a record that is older than a
   tombstone in them.
+- Cleans have removed records below `cleaned_end` only, and only because of records below it. It
+  never falls, except where the log is truncated. For a log whose state was lost, it is the end of
+  the log at the start.
 - A time in the future comes from a wrong clock. It counts as the present time, and all delete
   horizons become unknown, because the same clock may have set them.
 
@@ -79,6 +82,9 @@ class PartitionCleanerState:
     # Another broker, such as Kafka, has cleaned records below this offset; 0: none has. It may have
     # removed a tombstone that a view with a lower horizon has not applied.
     cleaned_elsewhere_end: int = 0
+    # The highest end of all cleans, also of those that were aborted, and of cleans before a change
+    # of the cleanup policy; None: an earlier release wrote the state.
+    cleaned_end: int | None = 0
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -130,6 +136,7 @@ class PartitionCleanerState:
             "digests": [list(digest) for digest in self.digests],
             "first_dirty_offset": self.first_dirty_offset,
             "cleaned_elsewhere_end": self.cleaned_elsewhere_end,
+            "cleaned_end": self.cleaned_end,
         }
 
     @classmethod
@@ -164,6 +171,7 @@ class PartitionCleanerState:
             ),
             first_dirty_offset=_optional(fields.get("first_dirty_offset")),
             cleaned_elsewhere_end=int(fields.get("cleaned_elsewhere_end", 0)),
+            cleaned_end=_optional(fields.get("cleaned_end")),
         )
 
 
@@ -200,7 +208,27 @@ def state_of_log(
     is_truncated = max(ends) > facts.log_end_offset
     if cleaner_state.generation or is_truncated:
         cleaner_state = without_records(cleaner_state, now_ms)
-    return replace(cleaner_state, generation=facts.generation)
+    end = cleaner_state.cleaned_end
+    if end is not None:
+        end = min(end, facts.log_end_offset)
+    return replace(cleaner_state, generation=facts.generation, cleaned_end=end)
+
+
+def state_at_start(
+    cleaner_state: PartitionCleanerState | None, facts: LogFacts, now_ms: int
+) -> PartitionCleanerState:
+    """Return `state_of_log` for a log that exists when the process starts.
+
+    If the state was lost, cleans may have removed records anywhere in the log.
+    """
+    valid_state = state_of_log(cleaner_state, facts, now_ms)
+    is_known = cleaner_state is not None and cleaner_state.topic_id == facts.topic_id
+    end = valid_state.cleaned_end if is_known else None
+    saved = facts.checkpoint_offset  # may be that of another broker
+    if end is None and not is_known and not facts.config.compacts and saved is None:
+        return valid_state  # no clean of this log was ever finished
+    end = facts.log_end_offset if end is None else max(end, saved or 0)
+    return replace(valid_state, cleaned_end=min(end, facts.log_end_offset))
 
 
 def without_records(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCleanerState:

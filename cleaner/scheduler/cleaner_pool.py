@@ -190,13 +190,13 @@ class CleanerPool:
         self.history.load(records)
 
     async def _compare_checkpoints(self, facts: Iterable[LogFacts]) -> None:
-        """Lower checkpoints that are above the first dirty offset of the state.
+        """Take the states of the logs, and lower checkpoints above the first dirty offset there.
 
         The state on the disk says so before, for views: see `cleaned_elsewhere_end`.
         """
         higher: list[tuple[LogFacts, int]] = []
         for log_facts in facts:
-            cleaner_state = self.state_store.state_of(log_facts, self._env.wall_ms())
+            cleaner_state = self.state_store.state_at_start(log_facts, self._env.wall_ms())
             saved, known = log_facts.checkpoint_offset or 0, cleaner_state.first_dirty_offset
             if known is None:
                 self.state_store.note_checkpoint(log_facts.partition, saved)

@@ -3,7 +3,7 @@
 Rules
 - `varve.cleaner` is one sealed file, replaced as a whole and durably. `varve.cleaner-history` is
   appended to and never synced. A thread writes both. Changes of a few seconds are written
-  together, an operator's pause and the end of digests at once.
+  together, an operator's pause and the begin of a publication at once.
 - A failed write of the state is repeated every SAVE_SECONDS, and once more at the stop. Lines of
   the history that could not be written are lost.
 - A file that cannot be read is ignored and logged. A directory that cannot be written is logged
@@ -24,7 +24,12 @@ from typing import Any, Final, TypeAlias
 import structlog
 
 from cleaner.host import LogFacts
-from cleaner.planning.cleaner_state import PartitionCleanerState, state_of_log, without_records
+from cleaner.planning.cleaner_state import (
+    PartitionCleanerState,
+    state_at_start,
+    state_of_log,
+    without_records,
+)
 from cleaner.scheduler.history import JobRecord, append_records, encode_record, load_records
 from storage.env import Env, write_file_atomically
 from storage.errors import StorageError
@@ -85,9 +90,16 @@ class CleanerStateStore:
 
     def state_of(self, facts: LogFacts, now_ms: int) -> PartitionCleanerState:
         """Return the state that applies to this log; create it for a new partition."""
+        return self._valid(facts, state_of_log(self._entries.get(facts.partition), facts, now_ms))
+
+    def state_at_start(self, facts: LogFacts, now_ms: int) -> PartitionCleanerState:
+        """Return `state_of` for a log that exists at the start; call it once, before `state_of`."""
+        return self._valid(facts, state_at_start(self._entries.get(facts.partition), facts, now_ms))
+
+    def _valid(self, facts: LogFacts, valid_state: PartitionCleanerState) -> PartitionCleanerState:
         cleaner_state = self._entries.get(facts.partition)
-        valid_state = state_of_log(cleaner_state, facts, now_ms)
-        if cleaner_state is None and not facts.config.compacts:
+        is_new = cleaner_state is None and not valid_state.cleaned_end
+        if is_new and not facts.config.compacts:
             return valid_state  # nothing to save before the topic is compacted
         has_moved = self._directories.get(facts.partition) != facts.data_directory
         if valid_state is not cleaner_state or has_moved:
@@ -113,19 +125,27 @@ class CleanerStateStore:
         """Store the first dirty offset as well, if there is a state of the partition."""
         cleaner_state = self._entries.get(partition)
         if cleaner_state is not None and cleaner_state.first_dirty_offset != offset:
-            self._entries[partition] = replace(cleaner_state, first_dirty_offset=offset)
+            self._entries[partition] = replace(
+                cleaner_state,
+                first_dirty_offset=offset,
+                cleaned_end=_raised(cleaner_state.cleaned_end, offset),
+            )
             self._writer_of(self._directories[partition]).changed()
 
-    async def void_digests(self, partition: TopicPartition) -> None:
-        """Drop the digests of a partition, on the disk as well if it has room.
+    async def note_publication(self, partition: TopicPartition, end_offset: int) -> None:
+        """Raise the end of all cleans and drop the digests, on the disk as well if it has room.
 
-        Call it before a clean changes the log: if the clean is aborted or the broker is killed
-        then, a check would miss the superseded records that the digests include.
+        Call it before a clean up to `end_offset` changes the log: if the clean is aborted or the
+        broker is killed then, a table that is older would not notice what was removed, and a check
+        would miss the superseded records that the digests include.
         """
         cleaner_state = self._entries.get(partition)
-        if cleaner_state is None or not cleaner_state.digests:
+        if cleaner_state is None:
             return
-        await self._replace(partition, replace(cleaner_state, digest_end=0, digests=()))
+        end = _raised(cleaner_state.cleaned_end, end_offset)
+        new_state = replace(cleaner_state, cleaned_end=end, digest_end=0, digests=())
+        if new_state != cleaner_state:
+            await self._replace(partition, new_state)
 
     async def forget_records(self, partition: TopicPartition) -> None:
         """Drop what is known of the records of a partition, on the disk as well if it has room.
@@ -197,6 +217,10 @@ class CleanerStateStore:
 
     def _entries_in(self, directory: str) -> dict[TopicPartition, PartitionCleanerState]:
         return {p: self._entries[p] for p, path in self._directories.items() if path == directory}
+
+
+def _raised(cleaned_end: int | None, offset: int) -> int | None:
+    return None if cleaned_end is None else max(cleaned_end, offset)
 
 
 class StateFileWriter:

@@ -153,7 +153,6 @@ def _earliest(
     )
     if not lacks_offsets(prefix, index.counts):
         return offset
-    # For a topic that is no longer compacted, the first dirty offset is unknown.
     return job.end_offset if cleaned is None else cleaned
 
 

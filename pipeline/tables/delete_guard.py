@@ -10,8 +10,9 @@ Rules
 - The table's own commits store the safe time, as an application transaction. The time of a commit
   does not count, because it may be hours after the data was read; nor do commits of others.
 - Every batch is checked after it has been read and before it is committed.
-- If the safe time is too long ago, the table is still complete as long as the cleaner has not
-  passed its reach.
+- If the safe time is too long ago, the table is still complete if no clean has ever passed its
+  reach. The first dirty offset does not show that: it falls when a checkpoint is lost, and does not
+  exist when the topic is not compacted any more.
 - The guard does not notice a `delete.retention.ms` that is lowered and raised again between two
   checks.
 
@@ -43,8 +44,8 @@ Offsets = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CleanerProgress:
-    """The cleaner's state of a partition: it has passed the offsets below `cleaned_offset` (None:
-    unknown, or the topic is not compacted); `is_calm` means that no clean is running."""
+    """The cleaner's state of a partition: `cleaned_offset` is the highest end of all cleans (None:
+    unknown); `is_calm` means that no clean is running."""
 
     cleaned_offset: int | None
     is_calm: bool
@@ -53,7 +54,7 @@ class CleanerProgress:
 def read_cleaner_progress(client: ApiClient, topic: str, partition: int) -> CleanerProgress:
     """Ask the broker for one partition. Raises ApiRefusedError, UnreachableError."""
     answer = client.get(f"/partitions/{topic}/{partition}")
-    offset = answer.get("first_dirty_offset")
+    offset = answer.get("cleaned_end_offset")
     return CleanerProgress(None if offset is None else int(offset), answer.get("state") in _CALM)
 
 
@@ -157,12 +158,13 @@ class DeleteGuard:
         unread_ms = now_ms - self._safe_ms
         for number, seen in progress.items():
             reach, cleaned = self._reach[number], seen.cleaned_offset
-            if cleaned is not None and cleaned > reach and unread_ms > retention_ms:
+            if (cleaned is None or cleaned > reach) and unread_ms > retention_ms:
                 unknown = self._safe_ms == UNKNOWN_MS
                 as_of = "an unknown time" if unknown else f"{about_span(unread_ms)} ago"
+                end = "an unknown offset" if cleaned is None else cleaned
                 raise JobError(
                     f"the table may have missed deletes: it has {self._topic}-{number} up to offset"
-                    f" {reach} as of {as_of}, the cleaner has cleaned up to {cleaned}, and"
+                    f" {reach} as of {as_of}, the cleaner has cleaned up to {end}, and"
                     f" tombstones stay for {retention_ms / 1000:g} s (delete.retention.ms)."
                     " Create the table again with --overwrite, and raise delete.retention.ms if"
                     " the query needs more time",

@@ -5,8 +5,8 @@ Rules
 - Closed segments are leased, indexed, and read by their survivors. The rest, after the first open
   transaction or within the segment of a requested offset, is usually less than one segment: Spark
   finds its last records, which supersede those of the index.
-- A state as of an offset exists if no later record removed a record below it: from the first dirty
-  offset on, and anywhere in a log without missing offsets. Other requests are refused.
+- A state as of an offset exists if no later record removed a record below it: from the end of all
+  cleans on, and anywhere in a log without missing offsets. Other requests are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter
 from pipeline.stages.planning import Limits, source_segments
 from pipeline.stages.tasks import SegmentCounts
-from pipeline.tables.delete_guard import UNKNOWN_MS
+from pipeline.tables.delete_guard import UNKNOWN_MS, read_cleaner_progress
 from pipeline.tables.rows import RowTask, row_tasks, rows_of
 
 if TYPE_CHECKING:
@@ -277,14 +277,12 @@ def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
 
 
 def fetch_cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
-    """Return the first dirty offset of a partition; None if the broker does not know it.
+    """Return the highest end of all cleans of a partition; None if the broker does not know it.
 
     Call it after the lease is open: the result is then no less than when the segments were pinned.
     Raises ApiRefusedError, UnreachableError.
     """
-    answer = client.get(f"/partitions/{topic}/{partition}")
-    result = answer.get("first_dirty_offset")
-    return None if result is None else int(result)
+    return read_cleaner_progress(client, topic, partition).cleaned_offset
 
 
 def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:

@@ -18,6 +18,7 @@ from cleaner.planning.cleaner_state import (
     UNKNOWN_HORIZON,
     PartitionCleanerState,
     state_after_job,
+    state_at_start,
     state_of_log,
 )
 from cleaner.planning.dirty_section import EXPIRY_GRACE_MS
@@ -27,6 +28,7 @@ from cleaner.planning.intervals import merged, reach, without
 from cleaner.planning.plan import Verdict, assess
 from cleaner.planning.scheduling_order import head_start_ms, start_key
 from config.settings import CleanerSettings
+from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
 from tests.support.cleaner.cleaner_jobs import report_of
@@ -128,6 +130,41 @@ def test_after_a_restart_facts_beyond_the_log_are_dropped() -> None:
         cleaner_state, generation="boot-1"
     )
     assert state_of_log(cleaner_state, facts(even(3)), 77).cleaned == ()
+
+
+def test_the_end_of_all_cleans_outlives_a_change_of_policy_and_a_lost_checkpoint() -> None:
+    cleaner_state = PartitionCleanerState(b"", "boot-1", 5, cleaned_end=20)
+    uncompacted = facts(even(4), generation="boot-2", config=TopicConfig())
+    assert state_of_log(cleaner_state, uncompacted, 77).cleaned_end == 20
+    for config in (COMPACTED, TopicConfig()):
+        log = facts(even(4), generation="boot-2", checkpoint=None, config=config)
+        assert state_at_start(cleaner_state, log, 77).cleaned_end == 20
+    assert PartitionCleanerState.from_json(cleaner_state.to_json()).cleaned_end == 20
+
+
+def test_where_the_state_was_lost_a_clean_may_have_come_to_the_end_of_the_log() -> None:
+    other = PartitionCleanerState(b"o" * 16, "", 5, cleaned_end=20)
+    earlier = replace(other, topic_id=b"", cleaned_end=None)  # written by an earlier release
+    for before in (None, other, earlier):
+        assert state_at_start(before, facts(even(4)), 77).cleaned_end == 45
+    assert state_of_log(None, facts(even(4)), 77).cleaned_end == 0, "the topic is new"
+    fields = other.to_json()
+    del fields["cleaned_end"]
+    assert PartitionCleanerState.from_json(fields).cleaned_end is None
+
+
+def test_a_topic_that_is_not_compacted_was_cleaned_if_it_has_a_cleaner_checkpoint() -> None:
+    config = TopicConfig()
+    assert state_at_start(None, facts(even(4), config=config), 77).cleaned_end == 0
+    assert state_at_start(None, facts(even(4), checkpoint=9, config=config), 77).cleaned_end == 45
+
+
+def test_the_end_of_all_cleans_includes_another_brokers_and_stays_in_the_log() -> None:
+    cleaner_state = PartitionCleanerState(b"", "", 5, cleaned_end=20)
+    assert state_at_start(cleaner_state, facts(even(4), checkpoint=30), 77).cleaned_end == 30
+    flipped = facts(even(4), checkpoint=1 << 40)
+    assert state_at_start(cleaner_state, flipped, 77).cleaned_end == 45
+    assert state_of_log(cleaner_state, facts(even(1)), 77).cleaned_end == 15, "truncated"
 
 
 def test_an_interval_is_clean_only_if_its_segments_have_the_same_size() -> None:

@@ -277,6 +277,48 @@ def test_digests_are_dropped_durably_before_a_clean_removes_what_they_include() 
     run_scenario(scenario)
 
 
+def test_the_end_of_all_cleans_is_durable_before_a_clean_changes_the_log() -> None:
+    """A clean that is aborted, or ended by a kill, has removed records as well."""
+
+    async def scenario(b: PoolHarness) -> None:
+        b.host.journal = asyncio.Event()
+        b.dirty(config=replace(COMPACTED, segment_bytes=100))
+        await until_job(b)
+        assert b.pool.state_of(T0).cleaned_end == 0
+        b.link.group(0)
+        await until(lambda: b.host.publishing)
+        path = "/data/varve.cleaner"
+        assert decode_cleaner_state(b.env.read_file(path), path)[T0].cleaned_end == 40
+        b.host.journal.set()
+        await until(lambda: b.host.published)
+        pause = asyncio.ensure_future(pause_and_check(b, T0))
+        await until(b.link.aborted)
+        b.link.stopped()
+        await pause
+        assert b.host.checkpoints == []
+        assert b.pool.state_of(T0).cleaned_end == 40
+
+    run_scenario(scenario)
+
+
+def test_a_clean_that_found_nothing_to_remove_counts_among_all_cleans() -> None:
+    async def clean(b: PoolHarness) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.done()
+        await until(lambda: b.host.done)
+        assert b.pool.state_of(T0).cleaned_end == 40
+
+    before = run_scenario(clean)
+    before.change(checkpoint_offset=None)  # the file was lost
+
+    async def again(b: PoolHarness) -> None:
+        await until_job(b)
+        assert b.pool.state_of(T0).cleaned_end == 40
+
+    run_scenario(again, before=before)
+
+
 def test_a_pause_waits_for_the_journal_and_the_rest_of_the_job_is_dropped() -> None:
     async def scenario(b: PoolHarness) -> None:
         b.host.journal = asyncio.Event()

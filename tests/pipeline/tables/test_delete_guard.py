@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from admin.client import ApiClient
 from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.tables.delete_guard import (
@@ -14,10 +16,12 @@ from pipeline.tables.delete_guard import (
     UNKNOWN_MS,
     CleanerProgress,
     DeleteGuard,
+    read_cleaner_progress,
     read_safe_ms,
     safe_time_id,
 )
 from pipeline.tables.delta import commit_properties, version_id
+from pipeline.tables.state import fetch_cleaned_offset
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000
@@ -84,8 +88,30 @@ def test_however_long_ago_nothing_is_missed_before_the_cleaner_has_passed() -> N
     world = World(cleaned=10)
     guard = world.guard(reach=10, safe_ms=UNKNOWN_MS)
     guard.check()
-    world.cleaned = None  # the topic is not compacted, or not any more
-    world.guard(reach=10, safe_ms=UNKNOWN_MS).check()
+
+
+def test_a_table_is_refused_where_the_broker_does_not_know_how_far_cleans_have_come() -> None:
+    world = World(cleaned=None)
+    world.guard(reach=10, safe_ms=START_MS - HOUR_MS).check()  # deletes are still in the log
+    assert "has cleaned up to an unknown offset" in refused(
+        world.guard(reach=10, safe_ms=START_MS - HOUR_MS - 1)
+    )
+
+
+@pytest.mark.parametrize("first_dirty", [None, 0])
+def test_a_first_dirty_offset_that_fell_or_is_gone_does_not_count(first_dirty: int | None) -> None:
+    """The topic is not compacted any more, or the checkpoint was lost."""
+
+    class Client(ApiClient):
+        def get(self, path: str, *_: object, **__: object) -> Any:
+            return {**answer, "first_dirty_offset": first_dirty, "state": "idle"}
+
+    answer = {"cleaned_end_offset": 20}
+    client = Client("http://127.0.0.1:9")
+    assert read_cleaner_progress(client, "t", 0) == CleanerProgress(20, is_calm=True)
+    assert fetch_cleaned_offset(client, "t", 0) == 20
+    answer.clear()  # an older broker
+    assert read_cleaner_progress(client, "t", 0).cleaned_offset is None
 
 
 def test_a_table_without_a_safe_time_is_refused_once_the_cleaner_has_passed() -> None:

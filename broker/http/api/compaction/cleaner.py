@@ -239,6 +239,7 @@ class CleanerApi:
         explanation = self._pool.explain(partition.partition)
         active = partition.log.segment_facts()[-1].base_offset
         answer = explanation_json(partition, explanation, active)
+        answer["cleaned_end_offset"] = self._pool.state_of(partition.partition).cleaned_end
         jobs = self._pool.history.newest(partition.partition, LAST_JOBS)
         answer["last_jobs"] = [job_json(job) for job in jobs]
         if partition.log.damage.ranges:

@@ -75,6 +75,27 @@ async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> No
     assert "Its cleanup.policy is" in audit["sentences"][1]
 
 
+async def test_explain_states_the_end_of_all_cleans_also_after_a_change_of_policy(
+    env: MemoryEnv,
+) -> None:
+    path = f"{ROOT}/partitions/orders/1"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        _, new = await call_api(broker, "GET", path)
+        _, audit = await call_api(broker, "GET", f"{ROOT}/partitions/audit/0")
+        partition = broker.topics.partition(TopicPartition("orders", 1))
+        assert partition is not None
+        append(partition.log, b"1", b"2", b"3")
+        await broker.pool.state_store.note_publication(partition.partition, 2)
+        change = b'{"set": {"cleanup.policy": "delete"}}'
+        status, _ = await call_api(
+            broker, "PATCH", "/api/v1/topics/orders", change, **{"Content-Type": "application/json"}
+        )
+        assert status == 200
+        _, after = await call_api(broker, "GET", path)
+    assert (new["cleaned_end_offset"], audit["cleaned_end_offset"]) == (0, 0)
+    assert (after["first_dirty_offset"], after["cleaned_end_offset"]) == (None, 2)
+
+
 async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv) -> None:
     async with broker_in_memory(env, "/disk1", topics=TOPICS) as broker:
         broker.topics.take_offline([TopicPartition("orders", 1)], "its disk is gone")
