@@ -4,7 +4,8 @@ Rules. A request of 60 KB can become 60 MB, so decompression has threads of its 
 waits for it. Clients share them (fair_slots.py). A thread stays occupied until its work is done,
 even if the client has closed its connection. A topic may permit batches of a gigabyte: of batches
 that may unpack to more than LARGE_BYTES, one is unpacked at a time, so that the memory of all
-threads is that of one of them and of LARGE_BYTES in each other thread.
+threads is that of one of them and of LARGE_BYTES in each other thread. A window of zstd adds up to
+8 MiB in each thread, and one of them at a time may have up to 128 MiB (compression.py).
 """
 
 import asyncio

@@ -6,7 +6,7 @@ frame, is corrupt. Consecutive frames (members) form one stream, as the formats 
 define.
 
 The broker decompresses in threads beside its event loop, so no call holds the interpreter lock for
-long: large results are made in pieces.
+long: large results are made in pieces. A thread keeps no window of more than 8 MiB.
 
 Sources: RFC 1952 (gzip), RFC 8878 (zstd), the LZ4 frame format 1.6, the snappy format description
 and the xerial framing that Kafka's snappy streams carry.
@@ -16,7 +16,7 @@ import mmap
 import threading
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -76,6 +76,9 @@ _LZ4_HC_LEVEL_MAX: Final = 12
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK_BYTES_MAX: Final = 128 * 1024
 _ZSTD_WINDOW_BYTES_MAX: Final = 1 << 27  # what level 22 uses; libzstd's own default limit
+_ZSTD_WINDOW_KEPT_MAX: Final = 1 << 23  # what level 19 uses
+_ZSTD_WINDOW_KEPT_CODE: Final = 13 << 3  # this window in a frame header
+_ZSTD_SINGLE_SEGMENT: Final = 0x20  # a flag: the frame names its content size, but no window
 # Both formats: magic 0x184D2A50 to 0x184D2A5F, a length, and bytes for other programs.
 _SKIPPABLE_MAGIC: Final = 0x184D2A50
 
@@ -254,7 +257,9 @@ def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
     CorruptBatchError.
     """
     try:
-        return _zstd_of_thread.decompressor.decompress(data, max_output_size=bound_bytes)
+        decompressor, lock = _zstd_decompressor(data, bound_bytes)
+        with lock:
+            return decompressor.decompress(data, max_output_size=bound_bytes)
     except zstandard.ZstdError as error:
         raise CorruptBatchError(f"zstd: {error}") from error
 
@@ -467,7 +472,7 @@ class _ZstdOfThread(threading.local):
     """Contexts of one thread: creation costs more than a small batch, sharing is illegal."""
 
     def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_KEPT_MAX)
         self.level = ZSTD_LEVEL_DEFAULT
         self.compressor = zstandard.ZstdCompressor(level=self.level)
 
@@ -479,11 +484,25 @@ class _ZstdOfThread(threading.local):
 
 
 _zstd_of_thread = _ZstdOfThread()
+# One at a time: a large window has up to 128 MiB, beside the result.
+_zstd_large_window = threading.Lock()
+_NO_LOCK: Final = nullcontext()
 
 
 def _compress_zstd(data: Buffer, level: int | None) -> bytes:
     compressor = _zstd_of_thread.compressor_of(ZSTD_LEVEL_DEFAULT if level is None else level)
     return compressor.compress(data)
+
+
+def _zstd_decompressor(
+    frame: memoryview, bound_bytes: int
+) -> tuple[zstandard.ZstdDecompressor, AbstractContextManager[object]]:
+    """Return a decompressor for a frame of at most `bound_bytes`, and the lock to use it under."""
+    if frame[4] & _ZSTD_SINGLE_SEGMENT or frame[5] <= _ZSTD_WINDOW_KEPT_CODE:
+        return _zstd_of_thread.decompressor, _NO_LOCK
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+    # The first bytes of the window are used, as many as the frame decompresses to.
+    return decompressor, _NO_LOCK if bound_bytes <= _ZSTD_WINDOW_KEPT_MAX else _zstd_large_window
 
 
 def _decompress_zstd_frame(
@@ -496,15 +515,16 @@ def _decompress_zstd_frame(
     output.check_room(promised)
     room_bytes = output.room_bytes
     frame = data[position:end]
-    decompressor = _zstd_of_thread.decompressor
     try:
-        if promised >= 0:
-            output.append(decompressor.decompress(frame))
-        elif bound <= room_bytes:
-            # 0 would be no limit.
-            output.append(decompressor.decompress(frame, max_output_size=max(1, bound)))
-        else:
-            _read_zstd_stream(decompressor, frame, output)
+        decompressor, lock = _zstd_decompressor(frame, bound)
+        with lock:
+            if promised >= 0:
+                output.append(decompressor.decompress(frame))
+            elif bound <= room_bytes:
+                # 0 would be no limit.
+                output.append(decompressor.decompress(frame, max_output_size=max(1, bound)))
+            else:
+                _read_zstd_stream(decompressor, frame, output)
     except zstandard.ZstdError as error:
         raise CorruptBatchError(f"zstd: {error}") from error
     return end

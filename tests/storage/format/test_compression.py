@@ -4,7 +4,10 @@ import gzip
 import io
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
+from unittest.mock import MagicMock
 
 import cramjam
 import lz4.frame
@@ -238,6 +241,56 @@ def test_results_of_whole_pieces_come_back(codec: int, extra_bytes: int, pieces:
         decompress(codec, packed * 2, 2 * len(data) - 1)
     with pytest.raises(CorruptBatchError):
         decompress(codec, packed[:-1], 2 * len(data))
+
+
+def wide_zstd_frame(size_bytes: int) -> bytes:
+    """A frame with a window of 128 MiB and no content size, as Java writes it at level 22."""
+    block = (131072 << 3 | 1 << 1).to_bytes(3, "little") + b"\0"
+    last = b"\1\0\0"
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([17 << 3]) + block * (size_bytes >> 17) + last
+
+
+def memory_of(script: str, *arguments: object) -> tuple[int, int]:
+    """Run a script in a process; return what it adds to the peak and the kept memory in bytes."""
+    program = f"""
+import sys
+from storage.format.compression import *
+def memory():
+    rows = dict(line.split(":") for line in open("/proc/self/status"))
+    return [int(rows[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS")]
+compress(ZSTD, b"x")
+before = memory()
+{script}
+after = memory()
+print(after[0] - before[1], after[1] - before[1])
+"""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    peak, kept = map(int, printed.split())
+    return peak, kept
+
+
+@pytest.mark.parametrize("size_bytes", [60 << 20, 1 << 27])
+def test_a_thread_keeps_no_large_window(size_bytes: int) -> None:
+    """Each thread kept 128 MiB after a batch of 3 KB, even if it was refused."""
+    script = """
+try:
+    decompress(ZSTD, bytes.fromhex(sys.argv[1]), 64 << 20)
+except DecompressionLimitError:
+    pass
+"""
+    _, kept = memory_of(script, wide_zstd_frame(size_bytes).hex())
+    assert kept < 16 << 20
+
+
+def test_large_windows_are_filled_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = MagicMock()
+    monkeypatch.setattr(compression, "_zstd_large_window", lock)
+    small, large = (bytes(compression._ZSTD_WINDOW_KEPT_MAX + more) for more in (0, 1 << 17))
+    assert decompress(ZSTD, wide_zstd_frame(len(small)), 1 << 26) == small
+    lock.__enter__.assert_not_called()
+    assert decompress(ZSTD, wide_zstd_frame(len(large)), 1 << 26) == large
+    lock.__enter__.assert_called_once()
 
 
 LIARS = {
