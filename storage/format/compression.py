@@ -6,7 +6,7 @@ frame, is corrupt. Consecutive frames (members) form one stream, as the formats 
 define.
 
 The broker decompresses in threads beside its event loop, so no call holds the interpreter lock for
-long: large results are made in pieces. A thread keeps no window of more than 8 MiB.
+long: large results are made in pieces. A thread keeps no context of much more than 8 MiB.
 
 Sources: RFC 1952 (gzip), RFC 8878 (zstd), the LZ4 frame format 1.6, the snappy format description
 and the xerial framing that Kafka's snappy streams carry.
@@ -79,6 +79,8 @@ _ZSTD_WINDOW_BYTES_MAX: Final = 1 << 27  # what level 22 uses; libzstd's own def
 _ZSTD_WINDOW_KEPT_MAX: Final = 1 << 23  # what level 19 uses
 _ZSTD_WINDOW_KEPT_CODE: Final = 13 << 3  # this window in a frame header
 _ZSTD_SINGLE_SEGMENT: Final = 0x20  # a flag: the frame names its content size, but no window
+_ZSTD_LEVEL_KEPT_MAX: Final = 6  # contexts of up to 5 MB
+_ZSTD_TABLE_LOG_MAX: Final = 22  # 16 MiB in each of two tables; level 22 has 0.6 GB without it
 # Both formats: magic 0x184D2A50 to 0x184D2A5F, a length, and bytes for other programs.
 _SKIPPABLE_MAGIC: Final = 0x184D2A50
 
@@ -477,9 +479,11 @@ class _ZstdOfThread(threading.local):
         self.compressor = zstandard.ZstdCompressor(level=self.level)
 
     def compressor_of(self, level: int) -> zstandard.ZstdCompressor:
-        # Keep one level at a time: contexts of high levels use up to hundreds of megabytes.
+        """Return a compressor; the one that is kept, or a new one for a high level."""
+        if level > _ZSTD_LEVEL_KEPT_MAX:
+            return _zstd_compressor(level)
         if level != self.level:
-            self.level, self.compressor = level, zstandard.ZstdCompressor(level=level)
+            self.level, self.compressor = level, _zstd_compressor(level)
         return self.compressor
 
 
@@ -487,6 +491,20 @@ _zstd_of_thread = _ZstdOfThread()
 # One at a time: a large window has up to 128 MiB, beside the result.
 _zstd_large_window = threading.Lock()
 _NO_LOCK: Final = nullcontext()
+
+
+def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
+    """Return a compressor that takes less than 40 MB. Small inputs need no limits."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(level)
+    limits = {
+        name: _ZSTD_TABLE_LOG_MAX
+        for name in ("window_log", "chain_log", "hash_log")
+        if getattr(parameters, name) > _ZSTD_TABLE_LOG_MAX
+    }
+    if not limits:
+        return zstandard.ZstdCompressor(level=level)
+    parameters = zstandard.ZstdCompressionParameters(compression_level=level, **limits)
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def _compress_zstd(data: Buffer, level: int | None) -> bytes:
