@@ -43,6 +43,8 @@ SAVE_SECONDS: Final = 5.0  # changes of this period are written together
 CLOSE_SECONDS: Final = 5.0  # limit of the last write, at the stop
 ANSWER_SECONDS: Final = 5.0  # limit of the wait for a durable pause
 
+# The rows of a file, each with the state that it encodes.
+EncodedRows: TypeAlias = dict[TopicPartition, tuple[PartitionCleanerState, str]]
 OffsetsSaved: TypeAlias = Callable[[Mapping[TopicPartition, int | None]], None]
 
 logger = structlog.get_logger("cleaner")
@@ -239,6 +241,7 @@ class StateFileWriter:
         self._entries = entries
         self._changes = 0  # since the start
         self._saved = 0  # how many of these are on the disk
+        self._rows: EncodedRows = {}  # of the last write; the thread uses it, one write at a time
         self._lines: list[bytes] = []
         self._urgent = asyncio.Event()
         self._waiting: list[asyncio.Future[int]] = []  # for the end of a write
@@ -337,7 +340,7 @@ class StateFileWriter:
     ) -> bool:
         """Return whether everything is on the disk."""
         try:
-            await asyncio.to_thread(_save, self._env, self._directory, entries, lines)
+            await asyncio.to_thread(_save, self._env, self._directory, entries, lines, self._rows)
         except OSError as error:
             if not self._is_failing:
                 logger.warning(
@@ -364,13 +367,15 @@ def _save(
     directory: str,
     entries: Mapping[TopicPartition, PartitionCleanerState] | None,
     lines: list[bytes],
+    rows: EncodedRows,
 ) -> None:
     try:
         if lines:
             append_records(env, directory, lines)
     finally:
         if entries is not None:
-            write_file_atomically(env, f"{directory}/{STATE_NAME}", encode_cleaner_state(entries))
+            data = encode_cleaner_state(entries, rows)
+            write_file_atomically(env, f"{directory}/{STATE_NAME}", data)
 
 
 def first_dirty_offsets(
@@ -380,15 +385,23 @@ def first_dirty_offsets(
     return {p: cleaner_state.first_dirty_offset for p, cleaner_state in entries.items()}
 
 
-def encode_cleaner_state(entries: Mapping[TopicPartition, PartitionCleanerState]) -> bytes:
-    """Return the sealed file. Encodes each entry alone: one large json.dumps blocks the loop."""
-    rows = [
-        json.dumps(
-            [partition.topic, partition.partition, cleaner_state.to_json()], separators=(",", ":")
-        )
-        for partition, cleaner_state in entries.items()
-    ]
-    return seal_body(MAGIC, VERSION, f'{{"partitions":[{",".join(rows)}]}}'.encode())
+def encode_cleaner_state(
+    entries: Mapping[TopicPartition, PartitionCleanerState], rows: EncodedRows | None = None
+) -> bytes:
+    """Return the sealed file, and replace `rows`, those of the file before, by its rows.
+
+    Encodes only entries that changed, because most cleans write the file, which may have thousands
+    of entries; and each alone, because one large json.dumps blocks the loop.
+    """
+    rows = {} if rows is None else rows
+    for partition in rows.keys() - entries.keys():
+        del rows[partition]
+    for partition, cleaner_state in entries.items():
+        if partition not in rows or rows[partition][0] is not cleaner_state:
+            row = [partition.topic, partition.partition, cleaner_state.to_json()]
+            rows[partition] = cleaner_state, json.dumps(row, separators=(",", ":"))
+    text = ",".join(row for _, row in rows.values())
+    return seal_body(MAGIC, VERSION, f'{{"partitions":[{text}]}}'.encode())
 
 
 def decode_cleaner_state(data: bytes, path: str) -> dict[TopicPartition, PartitionCleanerState]:

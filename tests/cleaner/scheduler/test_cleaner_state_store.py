@@ -106,6 +106,37 @@ def test_a_pause_is_written_at_once_and_durably() -> None:
     run_virtually(scenario())
 
 
+def test_a_write_encodes_only_the_entries_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most cleans write the file: with all of n entries, n cleans would encode n * n."""
+    encoded: list[float] = []
+    to_json = PartitionCleanerState.to_json
+
+    def counted(cleaner_state: PartitionCleanerState):
+        encoded.append(cleaner_state.survivorship)
+        return to_json(cleaner_state)
+
+    monkeypatch.setattr(PartitionCleanerState, "to_json", counted)
+    env = folders()
+
+    async def scenario() -> None:
+        memory = CleanerStateStore(env)
+        memory.put(log_in("/a"), KNOWN)
+        memory.put(log_in("/a", T1), replace(KNOWN, survivorship=0.5))
+        assert await memory.saved(T0)
+        assert encoded == [0.25, 0.5]
+        memory.put(log_in("/a", T1), replace(KNOWN, survivorship=0.75))
+        assert await memory.saved(T1)
+        assert encoded == [0.25, 0.5, 0.75]
+        memory.keep_only(frozenset({T1}), lambda _: False)
+        assert await memory.saved(T1)
+        states = decode_cleaner_state(env.read_file(f"/a/{STATE_NAME}"), "x")
+        assert states.keys() == {T1}
+        assert states[T1].survivorship == 0.75
+        await memory.close()
+
+    run_virtually(scenario())
+
+
 @pytest.mark.parametrize("cut", [0, 1, 10, 40, -1])
 def test_a_torn_file_is_ignored_with_one_log_line(cut: int) -> None:
     env = folders()
