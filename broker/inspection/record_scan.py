@@ -4,6 +4,7 @@ Pure; run it in a thread. Every bound is a limit of one page, not of the log: a 
 first limit, and says where the next one begins.
 """
 
+import codecs
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -14,12 +15,12 @@ from storage.errors import (
     UnsupportedCompressionError,
 )
 from storage.format.batch import (
-    BATCH_LENGTH_MIN,
-    CODEC_MASK,
-    HEADER_BYTES,
     BatchHeader,
+    Buffer,
     Record,
-    iterate_records,
+    RecordView,
+    iterate_views,
+    read_headers,
     unpack_records,
     verify_crc,
     walk_headers,
@@ -33,6 +34,8 @@ RECORDS_PER_LOOK: Final = 64  # between two looks at the clock
 # Records of a batch before the first one of a page. They take about 5 us each, and a batch of 64 MB
 # may have ten million.
 SKIPPED_MAX: Final = 100_000
+# In one call, which holds the interpreter lock: a search may take the product of both lengths.
+_SEARCHED_BYTES: Final = 64 << 10
 
 Aborted = Mapping[int, Collection[tuple[int, int]]]  # producer id -> first and last offsets
 
@@ -124,6 +127,7 @@ class Scan:
     def _add_batch(self, data: bytes, position: int, header: BatchHeader) -> bool:
         """Add the records of one batch; return whether its last one was looked at."""
         page, request = self._page, self._request
+        key = None if request.key is None else memoryview(request.key)
         first, looked_at, skipped = max(page.next_offset, header.base_offset), 0, 0
         try:
             for record in self._records(data, position, header):
@@ -136,7 +140,7 @@ class Scan:
                     continue
                 if record.offset >= request.end_offset:
                     break
-                if request.key is None or record.key == request.key:
+                if key is None or record.key == key:
                     _add(page, record, header)
                 page.next_offset = record.offset + 1
                 looked_at += 1
@@ -149,7 +153,7 @@ class Scan:
             page.gaps.append(Gap(gap_offset, header.next_offset, reason))
         return True
 
-    def _records(self, data: bytes, position: int, header: BatchHeader) -> Iterator[Record]:
+    def _records(self, data: bytes, position: int, header: BatchHeader) -> Iterator[RecordView]:
         """Return the records of a batch; none if the bytes of the key are nowhere in it."""
         page, key = self._page, self._request.key
         page.scanned_bytes += header.size_bytes
@@ -157,14 +161,18 @@ class Scan:
             raise CorruptBatchError("the checksum is wrong")
         body = unpack_records(data, header, position, self._request.limit_bytes)
         page.scanned_bytes += max(0, len(body) - header.batch_length)
-        if key is not None and key not in bytes(body):
+        if key is not None and not _contains(body, key):
             return iter(())
-        if header.codec == 0:
-            return iterate_records(data, header, position)
-        plain = header._replace(
-            attributes=header.attributes & ~CODEC_MASK, batch_length=BATCH_LENGTH_MIN + len(body)
+        return iterate_views(body, header, position)
+
+
+def _contains(body: Buffer, key: bytes) -> bool:
+    """Return whether the key is anywhere in `body`."""
+    with memoryview(body) as view:
+        return any(
+            key in bytes(view[begin : begin + _SEARCHED_BYTES + len(key)])
+            for begin in range(0, len(view), _SEARCHED_BYTES)
         )
-        return iterate_records(bytes(HEADER_BYTES) + bytes(body), plain)
 
 
 def _is_aborted(header: BatchHeader, aborted: Aborted) -> bool:
@@ -173,13 +181,14 @@ def _is_aborted(header: BatchHeader, aborted: Aborted) -> bool:
     )
 
 
-def _add(page: RecordPage, record: Record, header: BatchHeader) -> None:
-    preview = record._replace(
-        key=_cut(record.key),
-        value=_cut(record.value),
-        headers=tuple(
-            (name[:PREVIEW_BYTES], _cut(value)) for name, value in record.headers[:HEADERS_MAX]
-        ),
+def _add(page: RecordPage, record: RecordView, header: BatchHeader) -> None:
+    header_count, headers = read_headers(record.headers, HEADERS_MAX)
+    preview = Record(
+        record.offset,
+        record.timestamp,
+        _cut(record.key),
+        _cut(record.value),
+        tuple((_cut_name(name), _cut(value)) for name, value in headers),
     )
     page.preview_bytes += sum(
         map(len, (preview.key or b"", preview.value or b"", *_flat(preview.headers)))
@@ -189,14 +198,23 @@ def _add(page: RecordPage, record: Record, header: BatchHeader) -> None:
             preview,
             key_bytes=len(record.key or b""),
             value_bytes=len(record.value or b""),
-            header_count=len(record.headers),
+            header_count=header_count,
             delete_horizon_ms=header.base_timestamp if header.has_delete_horizon else None,
         )
     )
 
 
-def _cut(data: bytes | None) -> bytes | None:
-    return None if data is None else data[:PREVIEW_BYTES]
+def _cut(data: memoryview | None) -> bytes | None:
+    return None if data is None else bytes(data[:PREVIEW_BYTES])
+
+
+def _cut_name(name: memoryview) -> str | bytes:
+    """Return a name that may be cut between two characters."""
+    raw = bytes(name[:PREVIEW_BYTES])
+    try:
+        return codecs.utf_8_decode(raw, "strict", len(raw) == len(name))[0]
+    except UnicodeDecodeError:
+        return raw
 
 
 def _flat(headers: Sequence[tuple[str | bytes, bytes | None]]) -> list[str | bytes]:

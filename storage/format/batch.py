@@ -148,6 +148,16 @@ class Record(NamedTuple):
     headers: tuple[tuple[str | bytes, bytes | None], ...] = ()
 
 
+class RecordView(NamedTuple):
+    """One record, of which nothing is copied. `headers` is their number and what follows it."""
+
+    offset: int
+    timestamp: int
+    key: memoryview | None
+    value: memoryview | None
+    headers: memoryview
+
+
 def unpack_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Return the header without any check; the caller guarantees 61 bytes."""
     return BatchHeader._make(_HEADER.unpack_from(buffer, position))
@@ -360,7 +370,28 @@ def iterate_records(
     limit_bytes: int = UNPACKED_BYTES_MAX,
 ) -> Iterator[Record]:
     """Like `decode_records`, one by one: a small batch may contain millions of records."""
-    data = unpack_records(buffer, header, position, limit_bytes)
+    for view in iterate_views(
+        unpack_records(buffer, header, position, limit_bytes), header, position
+    ):
+        _, headers = read_headers(view.headers)
+        yield Record(
+            view.offset,
+            view.timestamp,
+            None if view.key is None else bytes(view.key),
+            None if view.value is None else bytes(view.value),
+            tuple(
+                (_text_or_bytes(bytes(name)), None if value is None else bytes(value))
+                for name, value in headers
+            ),
+        )
+
+
+def iterate_views(records: Buffer, header: BatchHeader, position: int = 0) -> Iterator[RecordView]:
+    """Return views of the records that `unpack_records` returned, one by one.
+
+    Headers are not checked. Raises CorruptBatchError.
+    """
+    data = memoryview(records)
     at = 0
     last_delta = -1
     for _ in range(header.record_count):
@@ -373,7 +404,9 @@ def iterate_records(
         raise CorruptBatchError("bytes behind the last record", position)
 
 
-def _decode_record(data: Buffer, position: int, header: BatchHeader) -> tuple[Record, int, int]:
+def _decode_record(
+    data: memoryview, position: int, header: BatchHeader
+) -> tuple[RecordView, int, int]:
     length, at = read_varint(data, position, len(data))
     end = at + length
     if length < RECORD_BYTES_MIN - 1 or end > len(data):
@@ -382,43 +415,45 @@ def _decode_record(data: Buffer, position: int, header: BatchHeader) -> tuple[Re
     offset_delta, at = read_varint(data, at, end)
     key, at = _read_bytes(data, at, end)
     value, at = _read_bytes(data, at, end)
-    headers, at = _read_headers(data, at, end)
-    if at != end:
-        raise CorruptBatchError("bytes behind the headers of a record")
     timestamp = header.base_timestamp + time_delta
     if header.is_log_append_time:
         timestamp = header.max_timestamp
     if not -LARGEST_INT64 - 1 <= timestamp <= LARGEST_INT64:
         raise CorruptBatchError(f"timestamp delta {time_delta}")
-    record = Record(header.base_offset + offset_delta, timestamp, key, value, headers)
+    record = RecordView(header.base_offset + offset_delta, timestamp, key, value, data[at:end])
     return record, offset_delta, end
 
 
-def _read_bytes(data: Buffer, position: int, end: int) -> tuple[bytes | None, int]:
+def _read_bytes(data: memoryview, position: int, end: int) -> tuple[memoryview | None, int]:
     length, at = read_varint(data, position, end)
     if length == -1:
         return None, at
     if length < 0 or length > end - at:
         raise CorruptBatchError(f"field length {length}")
-    return bytes(data[at : at + length]), at + length
+    return data[at : at + length], at + length
 
 
-def _read_headers(
-    data: Buffer, position: int, end: int
-) -> tuple[tuple[tuple[str | bytes, bytes | None], ...], int]:
-    count, at = read_varint(data, position, end)
-    if count == 0:
-        return (), at
+def read_headers(
+    data: memoryview, headers_max: int | None = None
+) -> tuple[int, list[tuple[memoryview, memoryview | None]]]:
+    """Return the number of headers of a RecordView, and the first ones as (name, value).
+
+    Raises CorruptBatchError.
+    """
+    end = len(data)
+    count, at = read_varint(data, 0, end)
     if count < 0 or count > end - at:
         raise CorruptBatchError(f"header count {count}")
-    headers: list[tuple[str | bytes, bytes | None]] = []
-    for _ in range(count):
+    headers: list[tuple[memoryview, memoryview | None]] = []
+    for _ in range(count if headers_max is None else min(count, headers_max)):
         key, at = _read_bytes(data, at, end)
         if key is None:
             raise CorruptBatchError("a header without a key")
         value, at = _read_bytes(data, at, end)
-        headers.append((_text_or_bytes(key), value))
-    return tuple(headers), at
+        headers.append((key, value))
+    if len(headers) == count and at != end:
+        raise CorruptBatchError("bytes behind the headers of a record")
+    return count, headers
 
 
 def _text_or_bytes(raw: bytes) -> str | bytes:

@@ -1,6 +1,7 @@
 """Records over HTTP: pages, key search, hostile contents, damage, permissions, producing."""
 
 import json
+import tracemalloc
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -130,6 +131,48 @@ async def test_a_huge_value_is_cut_between_two_characters(broker: Broker) -> Non
     assert 200 < len(page["records"]) < 300  # previews of 1 MiB
     assert page["next_offset"] == 1 + len(page["records"])
     assert not page["done"]
+
+
+@pytest.mark.parametrize("query", ["", "key=kx", "key=key"])
+async def test_nothing_large_of_a_batch_is_copied_for_a_page(broker: Broker, query: str) -> None:
+    """A copy holds the interpreter lock: 80 ms for a value of 60 MB."""
+    large = bytes(24 << 20)
+    append(broker, (b"key", large), (large, b"v"), codec=GZIP)
+    await read(broker, query)  # load what is loaded once
+    tracemalloc.start()
+    try:
+        page = await read(broker, query)
+        peak = tracemalloc.get_traced_memory()[1]  # without the pages of the records
+    finally:
+        tracemalloc.stop()
+    assert offsets(page) == {"": [0, 1], "key=kx": [], "key=key": [0]}[query]
+    assert peak < 8 << 20
+
+
+async def test_headers_beyond_those_of_a_preview_are_counted_only(broker: Broker) -> None:
+    count = 1_000_000
+    headers = (("n" * 5000, bytes(9000)), *((("n", None),) * (count - 1)))
+    data = memoryview(build_batch([Record(0, 1000, b"k", b"v", headers)]))
+    orders(broker).append(data, read_header(data), 0, in_transaction=True)
+    tracemalloc.start()
+    try:
+        (row,) = (await read(broker))["records"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert row["headers_left_out"] == count - record_scan.HEADERS_MAX
+    assert len(row["headers"]) == record_scan.HEADERS_MAX
+    assert row["headers"][0]["name"] == "n" * record_scan.PREVIEW_BYTES
+    assert peak < len(data) * 2 + (8 << 20)
+
+
+@pytest.mark.parametrize("position", range(65_530, 65_540))
+async def test_a_key_is_found_across_the_windows_of_the_search(
+    broker: Broker, position: int
+) -> None:
+    assert record_scan._SEARCHED_BYTES == 65_536
+    append(broker, (b"k", bytes(position - 80)), (b"across", b"v"))
+    assert offsets(await read(broker, "key=across")) == [1]
 
 
 async def test_a_batch_that_unpacks_to_more_than_the_topic_allows_is_a_gap(
