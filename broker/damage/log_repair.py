@@ -102,7 +102,7 @@ class LogRepair:
         *,
         pause: Pause,
         write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
-        forget_records: Callable[[TopicPartition], Awaitable[None]],
+        forget_records: Callable[[TopicPartition, int], Awaitable[None]],
         view_horizon: Callable[[TopicPartition], int],
         erasure_end: Callable[[TopicPartition], int],
     ) -> None:
@@ -222,7 +222,7 @@ class LogRepair:
             if cleaned > offset:
                 self._table.cleaner_offsets[partition.partition] = offset
             await self._write_checkpoints(log.log_directory)
-            await self._forget_records(partition.partition)
+            await self._forget_records(partition.partition, offset)
             # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)
             truncate = partial(log.truncate_to, offset, now_ms=self._env.wall_ms())

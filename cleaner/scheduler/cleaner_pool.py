@@ -198,7 +198,7 @@ class CleanerPool:
         for log_facts in facts:
             cleaner_state = self.state_store.state_at_start(log_facts, self._env.wall_ms())
             saved, known = log_facts.checkpoint_offset or 0, cleaner_state.first_dirty_offset
-            if known is None:
+            if known is None or saved < known:
                 self.state_store.note_checkpoint(log_facts.partition, saved)
             elif saved > known:
                 end = max(saved, cleaner_state.cleaned_elsewhere_end)

@@ -149,16 +149,22 @@ class CleanerStateStore:
         if new_state != cleaner_state:
             await self._replace(partition, new_state)
 
-    async def forget_records(self, partition: TopicPartition) -> None:
+    async def forget_records(self, partition: TopicPartition, offset: int) -> None:
         """Drop what is known of the records of a partition, on the disk as well if it has room.
 
+        The first dirty offset becomes `offset` at most. If it stayed higher, a clean by another
+        broker in between would not be noticed.
         Call it before its log is truncated: after a kill, what is known of removed records would be
         taken for knowledge of those that producers have written in their place.
         """
         cleaner_state = self._entries.get(partition)
         if cleaner_state is None:
             return
-        await self._replace(partition, without_records(cleaner_state, self._env.wall_ms()))
+        new_state = without_records(cleaner_state, self._env.wall_ms())
+        if new_state.first_dirty_offset is not None:
+            first_dirty_offset = min(new_state.first_dirty_offset, offset)
+            new_state = replace(new_state, first_dirty_offset=first_dirty_offset)
+        await self._replace(partition, new_state)
 
     async def _replace(
         self, partition: TopicPartition, cleaner_state: PartitionCleanerState

@@ -89,6 +89,18 @@ async def test_nothing_known_of_removed_records_is_taken_for_those_written_in_th
         assert broker.pool.state_of(partition_name).digests == ()
 
 
+async def test_the_cleaner_state_has_no_first_dirty_offset_behind_a_truncation(
+    env: MemoryEnv,
+) -> None:
+    """A clean by another broker shows in a checkpoint above it."""
+    where = TopicPartition("orders", 0)
+    async with broker_in_memory(env, topics={"orders": COMPACT}) as broker:
+        filled(broker)
+        broker.pool.state_store.note_checkpoint(where, 4)
+        assert (await api(broker, "POST", f"{PATH}?to=2", {"force": True}))[0] == 200
+        assert broker.pool.state_of(where).first_dirty_offset == 2
+
+
 async def test_a_truncation_needs_no_other_data_directory(env: MemoryEnv) -> None:
     async with broker_in_memory(env, "/disk1", "/disk2", topics={"orders": DELETE}) as broker:
         partition = filled(broker)

@@ -142,6 +142,25 @@ def test_a_checkpoint_that_rose_while_the_broker_was_stopped_is_not_believed() -
     run_scenario(again, before=before)
 
 
+def test_a_lower_checkpoint_lowers_the_offset_with_which_later_ones_are_compared() -> None:
+    """Or a clean by another broker between the two would not be noticed."""
+
+    async def clean(b: PoolHarness) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.done()
+        await until(lambda: b.host.done)
+        assert b.pool.state_of(T0).first_dirty_offset == 40
+
+    before = run_scenario(clean)
+    before.change(checkpoint_offset=10)  # the log was truncated, or the file is older
+
+    async def again(b: PoolHarness) -> None:
+        assert b.pool.state_of(T0).first_dirty_offset == 10
+
+    run_scenario(again, before=before)
+
+
 def test_new_data_is_scanned_after_a_wake_up_and_after_the_backoff() -> None:
     async def scenario(b: PoolHarness) -> None:
         await asyncio.sleep(30.5)
