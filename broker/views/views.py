@@ -41,6 +41,7 @@ from config.topics.names import RESERVED_SUFFIX, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.env import Env
 from storage.errors import InvalidViewError
+from storage.format.filenames import DAMAGED_BYTES
 from storage.log.log import Log
 from storage.log.log_state import index_limits
 from storage.model import TopicPartition
@@ -382,7 +383,7 @@ class Views:
         end = min(self._cleaned_elsewhere_end(log), log.log_end_offset)
         if end <= ledger.horizon:
             return ledger
-        is_replaced = _has_all_records(log, ledger)
+        is_replaced = _has_all_records(log, ledger, self._env.listdir(log.directory))
         logger.warning(
             "view discarded" if is_replaced else "view may have deleted keys",
             partition=str(base.partition),
@@ -399,8 +400,13 @@ class Views:
         return None if is_replaced else ledger
 
 
-def _has_all_records(log: Log, ledger: Ledger) -> bool:
-    """Return whether a cleaned log still has the latest record of each key of a ledger."""
+def _has_all_records(log: Log, ledger: Ledger, names: Iterable[str]) -> bool:
+    """Return whether a cleaned log still has the latest record of each key of a ledger.
+
+    `names` are those of the files in the folder of the log.
+    """
+    if log.damage.ranges or any(name.endswith(DAMAGED_BYTES) for name in names):
+        return False  # damaged or skipped records may be in the ledger
     strategies = {ledger.manifest.strategy, log.config.varve_view_strategy}
     is_complete = log.log_start_offset <= ledger.manifest.first_offset
     return strategies == {"offset"} and log.config.compacts and is_complete

@@ -205,8 +205,10 @@ class CleanerPool:
                 new_state = replace(cleaner_state, cleaned_elsewhere_end=end)
                 self.state_store.put(log_facts, new_state)
                 higher.append((log_facts, known))
+        one_in_each = {facts.data_directory: facts.partition for facts, _ in higher}
+        # As far as there is room: a full disk must not be tried for each partition.
+        await asyncio.gather(*map(self.state_store.saved, one_in_each.values()))
         for log_facts, known in higher:
-            await self.state_store.saved(log_facts.partition)  # as far as there is room
             self._lower_checkpoint(log_facts, known)
 
     def _lower_checkpoint(self, facts: LogFacts, known: int) -> None:

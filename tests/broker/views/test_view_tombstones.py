@@ -26,6 +26,7 @@ from config.settings import CleanerSettings
 from storage.env import write_file_atomically
 from storage.errors import InvalidViewError
 from storage.format.batch import decode_records, walk_headers
+from storage.format.filenames import DAMAGED_BYTES
 from storage.view.ledger import Source, Staged, stage, sweep, view_path
 from storage.view.view_log import ViewCursor
 from tests.support.broker.views.view_broker import (
@@ -581,11 +582,15 @@ async def test_a_view_whose_log_another_broker_cleaned_beyond_its_horizon_is_mad
         assert not [line for line in lines if line["event"] == "view discarded"], "it is a new one"
 
 
+@pytest.mark.parametrize("reason", ["strategy", "skipped records"])
 async def test_a_view_that_a_log_cleaned_by_another_broker_cannot_replace_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    keys = {**COMPACTED, "varve.view.strategy": "timestamp"}
+    strategy = "timestamp" if reason == "strategy" else "offset"
+    keys = {**COMPACTED, "varve.view.strategy": strategy}
     async with cleaned_by_another_broker(monkeypatch, keys) as env:
+        if reason == "skipped records":  # the view may have them
+            env.open(f"/disk1/{WHERE}/0.log.0-9.skip-1{DAMAGED_BYTES}", create=True).close()
         for _ in range(2):
             with capture_logs() as lines:
                 async with broker_with_view(env, keys) as broker:
