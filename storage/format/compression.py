@@ -5,14 +5,15 @@ input and the caller's limit allow. Input that is cut short, or followed by anyt
 frame, is corrupt. Consecutive frames (members) form one stream, as the formats gzip, lz4 and zstd
 define.
 
-The broker decompresses in threads beside its event loop, so no call holds the interpreter lock for
-long: large results are made in pieces. A thread keeps no context of much more than 8 MiB.
+The broker runs the codecs in threads beside its event loop, so no call holds the interpreter lock
+for long: large results are made in pieces. A thread keeps no context of much more than 8 MiB.
 
 Sources: RFC 1952 (gzip), RFC 8878 (zstd), the LZ4 frame format 1.6, the snappy format description
 and the xerial framing that Kafka's snappy streams carry.
 """
 
 import mmap
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -100,7 +101,7 @@ class _BlockCount:
 
 
 class _Output:
-    """What a stream decompresses to, at most `limit_bytes`.
+    """The result of a codec, at most `limit_bytes`.
 
     One part is returned as it is, a few are joined. A large result of several parts is copied to
     pages of its own, which grow without another copy, and return to the operating system at once.
@@ -184,16 +185,16 @@ def _copy(part: bytes, pages: mmap.mmap, at: int) -> None:
 _FrameDecompressor: TypeAlias = Callable[[memoryview, int, _Output, _BlockCount], int]
 
 
-def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
+def compress(codec: int, data: Buffer, level: int | None = None) -> bytes | memoryview:
     """Compress the records of a batch as Kafka's producer does; `level` as in topic configs.
 
-    Raises UnsupportedCompressionError for an unknown codec.
+    The result is read-only. Raises UnsupportedCompressionError for an unknown codec.
     """
     if codec == NONE:
         return bytes(data)
     if codec not in _COMPRESSORS:
         raise UnsupportedCompressionError(codec)
-    return _COMPRESSORS[codec](data, level)
+    return _COMPRESSORS[codec](memoryview(data), level)
 
 
 def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes | memoryview:
@@ -283,11 +284,15 @@ def _decompress_frames(
 # gzip
 
 
-def _compress_gzip(data: Buffer, level: int | None) -> bytes:
+def _compress_gzip(data: memoryview, level: int | None) -> bytes | memoryview:
     packer = zlib.compressobj(
         GZIP_LEVEL_DEFAULT if level is None else level, zlib.DEFLATED, _GZIP_WINDOW_BITS
     )
-    return packer.compress(data) + packer.flush()
+    output = _Output(sys.maxsize)
+    for begin in range(0, len(data), _PIECE_BYTES):
+        output.append(packer.compress(data[begin : begin + _PIECE_BYTES]))
+    output.append(packer.flush())
+    return output.result()
 
 
 def _decompress_gzip_member(
@@ -315,15 +320,16 @@ def _decompress_gzip_member(
 # snappy
 
 
-def _compress_snappy(data: Buffer, level: int | None) -> bytes:
+def _compress_snappy(data: memoryview, level: int | None) -> bytes | memoryview:
     del level  # the format has none
-    view = memoryview(data)
-    parts = [_XERIAL_HEADER]
-    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
-        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
-        parts.append(len(block).to_bytes(4, "big"))
-        parts.append(block)
-    return b"".join(parts)
+    output = _Output(sys.maxsize)
+    head = _XERIAL_HEADER
+    for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK_BYTES])
+        output.append(b"".join((head, len(block).to_bytes(4, "big"), block)))
+        head = b""
+    output.append(head)  # of an empty stream
+    return output.result()
 
 
 def _decompress_snappy(data: memoryview, output: _Output) -> None:
@@ -382,19 +388,27 @@ def _snappy_length(block: memoryview) -> int:
 # lz4
 
 
-def _compress_lz4(data: Buffer, level: int | None) -> bytes:
+def _compress_lz4(data: memoryview, level: int | None) -> bytes | memoryview:
     if level is None or level == LZ4_LEVEL_DEFAULT:
         frame_level = 0
     else:
         frame_level = min(max(level, _LZ4_HC_LEVEL_MIN), _LZ4_HC_LEVEL_MAX)
-    frame: bytes = lz4.frame.compress(
-        data,
-        compression_level=frame_level,
-        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
-        block_linked=False,
-        store_size=False,
-    )
-    return frame
+    options = {
+        "compression_level": frame_level,
+        "block_size": lz4.frame.BLOCKSIZE_MAX64KB,
+        "block_linked": False,
+    }
+    if len(data) <= _PIECE_BYTES:
+        frame: bytes = lz4.frame.compress(data, store_size=False, **options)
+        return frame
+    # The same bytes, because a piece is a multiple of the blocks.
+    output = _Output(sys.maxsize)
+    context = lz4.frame.create_compression_context()
+    output.append(lz4.frame.compress_begin(context, **options))
+    for begin in range(0, len(data), _PIECE_BYTES):
+        output.append(lz4.frame.compress_chunk(context, data[begin : begin + _PIECE_BYTES]))
+    output.append(lz4.frame.compress_flush(context))
+    return output.result()
 
 
 def _decompress_lz4_frame(
@@ -507,7 +521,7 @@ def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(compression_params=parameters)
 
 
-def _compress_zstd(data: Buffer, level: int | None) -> bytes:
+def _compress_zstd(data: memoryview, level: int | None) -> bytes:
     compressor = _zstd_of_thread.compressor_of(ZSTD_LEVEL_DEFAULT if level is None else level)
     return compressor.compress(data)
 
@@ -610,7 +624,7 @@ _EXPANSION_MAX: Final = {
     LZ4: _LZ4_EXPANSION_MAX,
     ZSTD: _ZSTD_BLOCK_BYTES_MAX // 4,
 }
-_COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
+_COMPRESSORS: Final[dict[int, Callable[[memoryview, int | None], bytes | memoryview]]] = {
     GZIP: _compress_gzip,
     SNAPPY: _compress_snappy,
     LZ4: _compress_lz4,

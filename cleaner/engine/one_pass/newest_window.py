@@ -247,7 +247,7 @@ class WindowCleaner:
         """
         window, walk = self._window, self._window.walk
         cells, view, retained = window.rows.data, window.buf.data, window.kept.data
-        pieces: list[bytes] = []
+        pieces: list[bytes | memoryview] = []
         end = 0
         rows = range(int(walk[NEXT]) * ROW_WORDS, int(walk[CHUNK_END]) * ROW_WORDS, ROW_WORDS)
         for row in rows:

@@ -234,7 +234,7 @@ def test_a_large_result_is_made_in_pieces(name: str) -> None:
 def test_results_of_whole_pieces_come_back(codec: int, extra_bytes: int, pieces: int) -> None:
     data = random.Random(7).randbytes(10_007) * 660
     data = data[: pieces * compression._PIECE_BYTES + extra_bytes]
-    packed = compress(codec, data)
+    packed = bytes(compress(codec, data))
     assert decompress(codec, packed, len(data)) == data
     assert decompress(codec, packed * 2, 2 * len(data)) == data * 2
     with pytest.raises(DecompressionLimitError):
@@ -298,6 +298,28 @@ def test_the_highest_level_of_zstd_takes_little_memory() -> None:
     peak, kept = memory_of("data = bytes(24 << 20); compress(ZSTD, data, 22); del data")
     assert peak < (2 * 24 + 48) << 20  # the data, and room for the result
     assert kept < 16 << 20
+
+
+@pytest.mark.parametrize(("codec", "level"), [(GZIP, 1), (SNAPPY, None), (LZ4, None)])
+def test_a_large_packed_result_is_made_in_pieces(codec: int, level: int | None) -> None:
+    data = random.Random(7).randbytes(24 << 20)
+    tracemalloc.start()
+    try:
+        packed = compress(codec, data, level)
+        peak = tracemalloc.get_traced_memory()[1]  # without the pages of the result
+    finally:
+        tracemalloc.stop()
+    assert decompress(codec, packed, len(data)) == data
+    assert peak < 10 << 20
+
+
+@pytest.mark.parametrize("level", [None, 12])
+@pytest.mark.parametrize("extra_bytes", [0, 1, 1 << 17])
+def test_lz4_is_the_same_in_pieces(level: int | None, extra_bytes: int) -> None:
+    data = (TEXT * 20)[: compression._PIECE_BYTES + extra_bytes]
+    assert compress(LZ4, data, level) == lz4_frame(
+        data, compression_level=level or 0, block_linked=False, store_size=False
+    )
 
 
 LIARS = {
