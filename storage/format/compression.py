@@ -529,7 +529,10 @@ def _compress_zstd(data: memoryview, level: int | None) -> bytes:
 def _zstd_decompressor(
     frame: memoryview, bound_bytes: int
 ) -> tuple[zstandard.ZstdDecompressor, AbstractContextManager[object]]:
-    """Return a decompressor for a frame of at most `bound_bytes`, and the lock to use it under."""
+    """Return a decompressor, and the lock to use it under.
+
+    At most `bound_bytes` of the frame are decompressed: with a small limit, the event loop does so.
+    """
     if frame[4] & _ZSTD_SINGLE_SEGMENT or frame[5] <= _ZSTD_WINDOW_KEPT_CODE:
         return _zstd_of_thread.decompressor, _NO_LOCK
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
@@ -548,7 +551,7 @@ def _decompress_zstd_frame(
     room_bytes = output.room_bytes
     frame = data[position:end]
     try:
-        decompressor, lock = _zstd_decompressor(frame, bound)
+        decompressor, lock = _zstd_decompressor(frame, min(bound, room_bytes + 1))
         with lock:
             if promised >= 0:
                 output.append(decompressor.decompress(frame))

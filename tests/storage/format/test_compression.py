@@ -293,6 +293,13 @@ def test_large_windows_are_filled_one_at_a_time(monkeypatch: pytest.MonkeyPatch)
     lock.__enter__.assert_called_once()
 
 
+def test_a_small_limit_waits_for_no_large_window() -> None:
+    """The event loop decompresses 64 KiB at most, and would wait for a thread."""
+    frame = wide_zstd_frame(compression._ZSTD_WINDOW_KEPT_MAX + (1 << 17))
+    with compression._zstd_large_window, pytest.raises(DecompressionLimitError):
+        decompress(ZSTD, frame, 64 << 10)
+
+
 def test_the_highest_level_of_zstd_takes_little_memory() -> None:
     """A batch of 60 MB took 0.7 GB at level 22, which each thread kept."""
     peak, kept = memory_of("data = bytes(24 << 20); compress(ZSTD, data, 22); del data")
