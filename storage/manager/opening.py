@@ -140,6 +140,15 @@ def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
     env.sync_all([], [os.path.dirname(path) for path in files])
 
 
+def _partitions_in(images: Iterable[MetadataImage]) -> dict[bytes, set[int]]:
+    """Return the partitions of each topic id in any image: one of two copies may be older."""
+    partitions: dict[bytes, set[int]] = {}
+    for image in images:
+        for topic_id, indexes in image.partitions.items():
+            partitions.setdefault(topic_id, set()).update(indexes)
+    return partitions
+
+
 class LogOpener:
     """Opens the logs of all directories, once."""
 
@@ -189,7 +198,7 @@ class LogOpener:
             {directory_id: directory.path for directory_id, directory in scanned.by_id.items()},
             [self._env.random_bytes(TOPIC_ID_BYTES) for _ in scanned.folders],
             self._env.wall_ms(),
-            kafka_partitions={key: s for image in images for key, s in image.partitions.items()},
+            kafka_partitions=_partitions_in(images),
         )
         self._scanned, self._placement = scanned, placement
         self._leave_offline(placement.offline)
@@ -226,7 +235,8 @@ class LogOpener:
                 self._env.sync_dir(directory.path)
             except OSError as error:
                 self._table.fail_directory(directory.path, str(error))
-            renamed.append(str(folder.partition))
+            else:
+                renamed.append(str(folder.partition))
         if renamed:
             fields: dict[str, object] = {"folders": len(renamed), "names": renamed[:NAMED_MAX]}
             line = ("folders of topics that kafka deleted renamed to -stray", fields)

@@ -29,6 +29,7 @@ from storage.directory.kafka_security import (
     SecurityImage,
 )
 from storage.directory.security_entries import AclEntry, ScramEntry
+from storage.env import write_file
 from storage.format.batch import CONTROL, ControlType, build_batch, marker_record, walk_headers
 from storage.format.checkpoints import decode_topic_id
 from storage.manager.kafka_settings import read_images, take_kafka_settings
@@ -248,6 +249,20 @@ def test_partitions_of_a_topic_taken_over_that_have_no_folder_are_offline() -> N
             3: "its folder is missing in /disk1"
         }
         manager.close()
+
+
+@pytest.mark.parametrize("newer", ["/disk1", "/disk2"])
+def test_of_two_copies_of_the_metadata_each_names_partitions(newer: str) -> None:
+    env, topic_id = taken_over()
+    values = [topic("orders", topic_id), *(partition(index, topic_id) for index in range(2))]
+    for directory in ("/disk1", "/disk2"):
+        more = [partition(2, topic_id)] if directory == newer else []
+        path = f"{directory}/{FOLDER}/{segment(0)}"
+        env.mkdir(f"{directory}/{FOLDER}")
+        write_file(env, path, batches(0, *values, *more))
+    manager, _ = opened(env, "/disk1", "/disk2")
+    assert [item.partition for item in manager.table.offline] == [2]
+    manager.close()
 
 
 def test_a_gap_in_the_numbers_of_folders_taken_over_is_offline() -> None:
