@@ -154,7 +154,11 @@ class CleanerPool:
     async def load(self) -> None:
         """Read the saved state, before views are opened, which ask for `cleaned_elsewhere_end`."""
         directories = sorted(self._host.data_directories())
-        self._loaded = await self.state_store.load(directories)
+        self._loaded = await self.state_store.load(directories, self._directory_of)
+
+    def _directory_of(self, partition: TopicPartition) -> str | None:
+        facts = self._host.facts_of(partition)
+        return None if facts is None else facts.data_directory
 
     async def start(self) -> None:
         """Apply the saved state, start the workers and the scheduler.

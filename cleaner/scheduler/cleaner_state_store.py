@@ -61,13 +61,23 @@ class CleanerStateStore:
         self._directories: dict[TopicPartition, str] = {}  # the data directory of each
         self._writers: dict[str, StateFileWriter] = {}
 
-    async def load(self, directories: Iterable[str]) -> list[JobRecord]:
-        """Read the files of all directories; return the job records. Ignores bad files."""
+    async def load(
+        self,
+        directories: Iterable[str],
+        directory_of: Callable[[TopicPartition], str | None] = lambda _: None,
+    ) -> list[JobRecord]:
+        """Read the files of all directories; return the job records. Ignores bad files.
+
+        A kill soon after a move leaves a partition in two files. The one in the directory of its
+        log, which `directory_of` returns, is newer.
+        """
         job_records: list[JobRecord] = []
         for directory in directories:
             entries, records = await asyncio.to_thread(_load, self._env, directory)
-            self._entries.update(entries)
-            self._directories.update(dict.fromkeys(entries, directory))
+            for partition, entry in entries.items():
+                if partition not in self._entries or directory_of(partition) == directory:
+                    self._entries[partition] = entry
+                    self._directories[partition] = directory
             job_records += records
         return job_records
 

@@ -91,6 +91,28 @@ def test_the_state_of_each_directory_survives_a_restart() -> None:
     run_virtually(second())
 
 
+@pytest.mark.parametrize("home", ["/a", "/b"])
+def test_of_two_states_of_a_moved_log_the_one_beside_it_counts(home: str) -> None:
+    """A kill left the other one in the file of the directory from which it was moved."""
+    env = folders()
+
+    async def moved() -> None:
+        for directory, first_dirty_offset in (("/a", 1), ("/b", 2)):
+            memory = CleanerStateStore(env)
+            memory.put(log_in(directory), replace(KNOWN, first_dirty_offset=first_dirty_offset))
+            await memory.close()
+
+    async def restarted() -> None:
+        memory = CleanerStateStore(env)
+        await memory.load(["/a", "/b"], {T0: home}.get)
+        entry = memory.entry(T0)
+        assert entry is not None
+        assert entry.first_dirty_offset == (1 if home == "/a" else 2)
+
+    run_virtually(moved())
+    run_virtually(restarted())
+
+
 def test_a_pause_is_written_at_once_and_durably() -> None:
     env = folders()
 
