@@ -79,12 +79,27 @@ class PartitionCleanerState:
     digest_end: int = 0
     digests: tuple[RangeDigest, ...] = ()
     first_dirty_offset: int | None = None  # as in the cleaner checkpoint; None: unknown
+    # An earlier first dirty offset, which the checkpoint on the disk may still have; 0: none.
+    lowered_from: int = 0
     # Another broker, such as Kafka, has cleaned records below this offset; 0: none has. It may have
     # removed a tombstone that a view with a lower horizon has not applied.
     cleaned_elsewhere_end: int = 0
     # The highest end of all cleans, also of those that were aborted, and of cleans before a change
     # of the cleanup policy; None: an earlier release wrote the state.
     cleaned_end: int | None = 0
+
+    def is_cleaned_elsewhere(self, checkpoint: int | None) -> bool:
+        """Return whether a checkpoint was written by another broker, or is damaged."""
+        if checkpoint is None or self.first_dirty_offset is None:
+            return False
+        return checkpoint > max(self.first_dirty_offset, self.lowered_from)
+
+    def with_first_dirty_offset(self, offset: int) -> "PartitionCleanerState":
+        """Return the state with an offset that a checkpoint will have soon."""
+        before = max(self.first_dirty_offset or 0, self.lowered_from)
+        return replace(
+            self, first_dirty_offset=offset, lowered_from=before if offset < before else 0
+        )
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -135,6 +150,7 @@ class PartitionCleanerState:
             "digest_end": self.digest_end,
             "digests": [list(digest) for digest in self.digests],
             "first_dirty_offset": self.first_dirty_offset,
+            "lowered_from": self.lowered_from,
             "cleaned_elsewhere_end": self.cleaned_elsewhere_end,
             "cleaned_end": self.cleaned_end,
         }
@@ -170,6 +186,7 @@ class PartitionCleanerState:
                 for first, end, records, digest in fields.get("digests", ())
             ),
             first_dirty_offset=_optional(fields.get("first_dirty_offset")),
+            lowered_from=int(fields.get("lowered_from", 0)),
             cleaned_elsewhere_end=int(fields.get("cleaned_elsewhere_end", 0)),
             cleaned_end=_optional(fields.get("cleaned_end")),
         )

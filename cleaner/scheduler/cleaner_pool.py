@@ -196,19 +196,22 @@ class CleanerPool:
     async def _compare_checkpoints(self, facts: Iterable[LogFacts]) -> None:
         """Take the states of the logs, and lower checkpoints above the first dirty offset there.
 
-        The state on the disk says so before, for views: see `cleaned_elsewhere_end`.
+        If another broker cleaned a log, its state on the disk says so before, for views: see
+        `cleaned_elsewhere_end`.
         """
         higher: list[tuple[LogFacts, int]] = []
         for log_facts in facts:
             cleaner_state = self.state_store.state_at_start(log_facts, self._env.wall_ms())
             saved, known = log_facts.checkpoint_offset or 0, cleaner_state.first_dirty_offset
             if known is None or saved < known:
-                self.state_store.note_checkpoint(log_facts.partition, saved)
-            elif saved > known:
+                self.state_store.note_checkpoint(log_facts.partition, saved, is_on_disk=True)
+            elif cleaner_state.is_cleaned_elsewhere(saved):
                 end = max(saved, cleaner_state.cleaned_elsewhere_end)
                 new_state = replace(cleaner_state, cleaned_elsewhere_end=end)
                 self.state_store.put(log_facts, new_state)
                 higher.append((log_facts, known))
+            elif saved > known:  # the process ended before the lower one was written
+                self.scanner.save_checkpoint(log_facts.partition, log_facts.generation, known)
         one_in_each = {facts.data_directory: facts.partition for facts, _ in higher}
         # As far as there is room: a full disk must not be tried for each partition.
         await asyncio.gather(*map(self.state_store.saved, one_in_each.values()))

@@ -90,14 +90,13 @@ class CleanerStateStore:
     ) -> int:
         """Return the offset below which another broker has cleaned the log; 0 if none has.
 
-        A checkpoint above the first dirty offset was written by another broker, or is damaged.
+        `checkpoint` is the one on the disk.
         """
         cleaner_state = self._entries.get(partition)
         if cleaner_state is None or cleaner_state.topic_id != topic_id:
             return 0
-        known = cleaner_state.first_dirty_offset
-        is_higher = checkpoint is not None and known is not None and checkpoint > known
         end = cleaner_state.cleaned_elsewhere_end
+        is_higher = cleaner_state.is_cleaned_elsewhere(checkpoint)
         return max(end, checkpoint or 0) if is_higher else end
 
     def state_of(self, facts: LogFacts, now_ms: int) -> PartitionCleanerState:
@@ -133,13 +132,19 @@ class CleanerStateStore:
             self._writer_of(before).changed()
         self._writer_of(facts.data_directory).changed(at_once=at_once)
 
-    def note_checkpoint(self, partition: TopicPartition, offset: int) -> None:
-        """Store the first dirty offset as well, if there is a state of the partition."""
+    def note_checkpoint(
+        self, partition: TopicPartition, offset: int, *, is_on_disk: bool = False
+    ) -> None:
+        """Store the first dirty offset as well, if there is a state of the partition.
+
+        `is_on_disk`: the checkpoint on the disk has it already.
+        """
         cleaner_state = self._entries.get(partition)
         if cleaner_state is not None and cleaner_state.first_dirty_offset != offset:
+            new_state = cleaner_state.with_first_dirty_offset(offset)
             self._entries[partition] = replace(
-                cleaner_state,
-                first_dirty_offset=offset,
+                new_state,
+                lowered_from=0 if is_on_disk else new_state.lowered_from,
                 cleaned_end=_raised(cleaner_state.cleaned_end, offset),
             )
             self._writer_of(self._directories[partition]).changed()
@@ -173,7 +178,7 @@ class CleanerStateStore:
         new_state = without_records(cleaner_state, self._env.wall_ms())
         if new_state.first_dirty_offset is not None:
             first_dirty_offset = min(new_state.first_dirty_offset, offset)
-            new_state = replace(new_state, first_dirty_offset=first_dirty_offset)
+            new_state = replace(new_state, first_dirty_offset=first_dirty_offset, lowered_from=0)
         await self._replace(partition, new_state)
 
     async def _replace(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cleaner import states as s
 from cleaner.job import RangeDigest
@@ -140,6 +141,29 @@ def test_a_checkpoint_that_rose_while_the_broker_was_stopped_is_not_believed() -
         assert (job.first_dirty_offset, job.end_offset) == (40, 120)
 
     run_scenario(again, before=before)
+
+
+def test_a_checkpoint_that_was_not_yet_lowered_is_no_sign_of_another_broker() -> None:
+    """A clean that finds damage lowers the first dirty offset; a full disk or a kill comes then."""
+
+    async def clean(b: PoolHarness) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.done()
+        await until(lambda: b.host.done)
+        b.pool.scanner.save_checkpoint(T0, "g", 10)
+
+    before = run_scenario(clean)
+    before.change(checkpoint_offset=40)
+    with capture_logs() as lines:
+
+        async def again(b: PoolHarness) -> None:
+            assert b.pool.state_of(T0).first_dirty_offset == 10
+            assert b.pool.state_of(T0).cleaned_elsewhere_end == 0
+            assert b.host.checkpoints[-1] == (T0, 10)
+
+        run_scenario(again, before=before)
+    assert "cleaner checkpoint lowered" not in [line["event"] for line in lines]
 
 
 def test_a_lower_checkpoint_lowers_the_offset_with_which_later_ones_are_compared() -> None:
