@@ -68,7 +68,7 @@ class MetadataImage:
     topic_ids: dict[str, bytes] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
     partitions: dict[bytes, set[int]] = field(default_factory=dict)  # by topic id
-    deleted_ids: set[bytes] = field(default_factory=set)  # of topics, as far as the log tells
+    deleted_ids: set[bytes] = field(default_factory=set)  # of topics that the log removes
     security: SecurityImage = field(default_factory=SecurityImage)
     _pending: list[bytes] | None = None  # values of the open transaction
 

@@ -10,9 +10,9 @@ Rules
   given up because the disk hung. Otherwise it is refused and not touched, unless the metadata says
   that the replica moves: then the folder in the target directory is the replica, and the one in the
   source directory is removed. While the target is offline, it is unknown which one is.
-- An unknown folder is taken over, with the topic id in it. Other partitions of its topic, by the
-  metadata of Kafka or by a gap in the numbers, are offline: without them, who hashes over the
-  number of partitions would look in the wrong one.
+- An unknown folder is taken over, with the topic id in it. Further partitions of its topic, which
+  Kafka's metadata names or which are missing in the sequence of the numbers, are offline. With too
+  few partitions, a hash modulo their number would lead to the wrong one.
 - An unreadable folder is offline if the metadata names its directory, otherwise refused. It is not
   touched, and no other folder replaces it.
 - A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
@@ -90,7 +90,7 @@ def place_partitions(
 def _add_missing(
     placement: Placement, before: ClusterMetadata, kafka_partitions: Mapping[bytes, Set[int]]
 ) -> None:
-    """Give topics that are taken over the partitions that have no folder."""
+    """Add the partitions without a folder to the topics that are taken over."""
     for name, entry in placement.metadata.topics.items():
         if name in before.topics or not entry.partitions:
             continue

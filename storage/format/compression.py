@@ -43,10 +43,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 # Producers write one frame per batch. Each further frame costs a call or a copy of the remaining
 # input, so without this bound a stream of empty frames could occupy a thread for minutes.
 FRAMES_MAX: Final = 1024
-# Producers fill blocks: 64 KiB or more in lz4, 128 KiB in zstd, 32 KiB in snappy, which are 4 bytes
-# or more. Each block costs a microsecond of the interpreter, which other threads wait for.
+# Producers fill blocks with 64 KiB or more in lz4, 128 KiB in zstd and 32 KiB in snappy; such a
+# block may take only 4 bytes. Each block costs a microsecond of the interpreter, for which other
+# threads wait.
 BLOCKS_MAX: Final = 8192
-BLOCK_BYTES_MIN: Final = 256  # on average, where there are more blocks
+BLOCK_BYTES_MIN: Final = 256  # compressed, on average, in a stream with more than BLOCKS_MAX
 _BLOCKS_WALKED_MAX: Final = 1200  # by `may_exceed`: 64 MiB in blocks of 64 KiB are 1024
 
 GZIP_LEVEL_DEFAULT: Final = -1  # zlib's own default, 6
@@ -54,10 +55,10 @@ LZ4_LEVEL_DEFAULT: Final = 9  # Kafka takes the fast compressor at exactly this 
 ZSTD_LEVEL_DEFAULT: Final = 3
 
 _GZIP_WINDOW_BITS: Final = 31  # 15 bits of window, and a gzip header and trailer
-# Of data that one call reads or writes: libraries copy their results while they hold the
-# interpreter lock, a megabyte in half a millisecond. A batch of 1 MiB is one piece.
+# What one call reads or writes: libraries copy their results while they hold the interpreter lock,
+# a megabyte in half a millisecond. A batch of 1 MiB is one piece.
 _PIECE_BYTES: Final = 5 << 18
-_ONE_COPY_BYTES: Final = 4 << 20  # of a whole result: pages of its own cost more
+_ONE_COPY_BYTES: Final = 4 << 20  # up to this size, joining parts costs less than new pages
 
 # Deflate's best: a match of 258 bytes in two bits.
 _GZIP_EXPANSION_MAX: Final = 1032
@@ -87,7 +88,7 @@ _SKIPPABLE_MAGIC: Final = 0x184D2A50
 
 
 class _BlockCount:
-    """The blocks that a stream may still have."""
+    """How many blocks a stream may still have."""
 
     __slots__ = ("left",)
 
@@ -103,8 +104,9 @@ class _BlockCount:
 class _Output:
     """The result of a codec, at most `limit_bytes`.
 
-    One part is returned as it is, a few are joined. A large result of several parts is copied to
-    pages of its own, which grow without another copy, and return to the operating system at once.
+    A single part is returned as it is, and a few small ones are joined. A large result of several
+    parts is copied to pages of its own. These grow without another copy, and the operating system
+    gets them back at once.
     """
 
     __slots__ = ("_limit_bytes", "_pages", "_parts", "_size_bytes")
@@ -502,7 +504,8 @@ class _ZstdOfThread(threading.local):
 
 
 _zstd_of_thread = _ZstdOfThread()
-# One at a time: a large window has up to 128 MiB, beside the result.
+# Held while a frame is decompressed through a large window: so one thread at a time has such a
+# window, of up to 128 MiB, beside the result.
 _zstd_large_window = threading.Lock()
 _NO_LOCK: Final = nullcontext()
 

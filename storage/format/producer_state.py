@@ -13,8 +13,8 @@ Rules
 - Above PRODUCERS_MAX without an open transaction, the log drops the one that was idle longest:
   strangers can invent any number of ids. `fair_share` says how many each log may keep if all logs
   together have too many.
-- Each entry is packed for a snapshot when it changes: any append may need a snapshot, of producers
-  with open transactions in any number.
+- Each entry is packed for a snapshot when it changes: any append may need a snapshot, and any
+  number of producers may have open transactions.
 - A transaction is open from its first batch to its marker. `first_undecided_offset` is the first
   offset of the oldest open transaction.
 

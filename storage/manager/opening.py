@@ -141,7 +141,7 @@ def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
 
 
 def _partitions_in(images: Iterable[MetadataImage]) -> dict[bytes, set[int]]:
-    """Return the partitions of each topic id in any image: one of two copies may be older."""
+    """Return the partitions of each topic id in all images: one of two copies may be older."""
     partitions: dict[bytes, set[int]] = {}
     for image in images:
         for topic_id, indexes in image.partitions.items():
@@ -173,7 +173,7 @@ class LogOpener:
         self._metadata: ClusterMetadata
         self._scanned: ScannedDirectories
         self._placement: Placement
-        self._settings_lines: LogLines = ()
+        self._takeover_lines: LogLines = ()
         self._removed: list[str] = []  # folders
         self._loaded: list[tuple[TopicPartition, LoadedLog]] = []
 
@@ -190,7 +190,7 @@ class LogOpener:
         images: Sequence[MetadataImage] = ()
         if is_new or any(item.partition.topic not in metadata.topics for item in scanned.folders):
             paths = [directory.path for directory in scanned.by_id.values()]
-            images, self._settings_lines = read_images(self._env, paths)
+            images, self._takeover_lines = read_images(self._env, paths)
             scanned = self._without_deleted(scanned, metadata, images)
         placement = place_partitions(
             scanned.folders,
@@ -206,7 +206,7 @@ class LogOpener:
         taken_over = placement.metadata.topics.keys() - metadata.topics.keys()
         if taken_over or is_new:
             self._metadata, lines = take_kafka_settings(images, placement.metadata, taken_over)
-            self._settings_lines += lines
+            self._takeover_lines += lines
         return self._metadata
 
     def _without_deleted(
@@ -217,7 +217,7 @@ class LogOpener:
     ) -> ScannedDirectories:
         """Rename folders of topics that Kafka has deleted, as Kafka does; return the others.
 
-        Kafka answers the deletion before it renames the folders, so a kill may leave them.
+        Kafka answers a deletion before it renames the folders, so a kill may leave them.
         """
         deleted_ids = {topic_id for image in images for topic_id in image.deleted_ids}
         others: list[FoundFolder] = []
@@ -238,9 +238,12 @@ class LogOpener:
             else:
                 renamed.append(str(folder.partition))
         if renamed:
-            fields: dict[str, object] = {"folders": len(renamed), "names": renamed[:NAMED_MAX]}
-            line = ("folders of topics that kafka deleted renamed to -stray", fields)
-            self._settings_lines += (line,)
+            fields: dict[str, object] = {
+                "folders": len(renamed),
+                "names": renamed[:NAMED_MAX],
+                "reason": "Kafka deleted their topics before it stopped",
+            }
+            self._takeover_lines += (("stray folders renamed", fields),)
         return replace(scanned, folders=others)
 
     def _leave_offline(self, reasons: Mapping[TopicPartition, str]) -> None:
@@ -381,7 +384,7 @@ class LogOpener:
             },
             offline=dict(self._table.offline),
             taken_over=tuple(self._placement.taken_over),
-            settings=self._settings_lines,
+            settings=self._takeover_lines,
             refused=tuple(
                 (by_id[folder.directory_id].file(str(folder.partition)), reason)
                 for folder, reason in self._placement.refused

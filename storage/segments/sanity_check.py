@@ -1,7 +1,7 @@
 """The comparison of a segment's indexes with its log at a start, in Kafka's words a sanity check.
 
 Rules
-- It reads the ends of the files: the last entry of each index, the headers behind the last offset
+- It reads the ends of the files: the last entry of each index, the headers after the last offset
   entry, and the header that the last time entry names. The whole log is never read.
 - It changes nothing. The segment notes the headers and rebuilds an index that contradicts the log.
 - Other entries may still be wrong: a lookup checks the entry that it uses.
@@ -17,7 +17,7 @@ from storage.format.index import CorruptIndexError
 from storage.segments.batch_scan import scan
 from storage.segments.segment_indexes import SegmentIndexes
 
-# The batch that a time entry names is searched for within these bytes behind its index entry.
+# The batch that a time entry names is searched for within this distance after its index entry.
 NAMED_BATCH_BYTES_MAX: Final = 1 << 20
 
 
@@ -36,13 +36,13 @@ class SanityCheck:
         self._last_relative, self._last_position = offset_entry
         self.timestamp_ms, timestamp_relative = time_entry  # -1 without an entry
         self.timestamp_offset = indexes.base_offset + timestamp_relative
-        self.tail_bytes = log_bytes - self._last_position  # behind the last offset entry
+        self.tail_bytes = log_bytes - self._last_position  # after the last offset entry
         self.next_offset = indexes.base_offset  # of the log, after `tail`
         self._largest_timestamp_ms = self.timestamp_ms
         self._named: BatchHeader | None = None  # the header with `timestamp_offset`
 
     def tail(self) -> Iterator[BatchHeader]:
-        """Yield the headers behind the last offset entry.
+        """Yield the headers after the last offset entry.
 
         Raises CorruptIndexError if the entry is not that of a batch, CorruptBatchError if the log
         file does not end with a whole batch.
@@ -66,7 +66,7 @@ class SanityCheck:
         if self.timestamp_ms >= 0:
             last_indexed = max(last_indexed, self.timestamp_offset)
         if last_indexed >= self.next_offset:
-            reason = f"an entry is behind the last offset, {self.next_offset - 1}"
+            reason = f"an entry is after the last offset, {self.next_offset - 1}"
             raise CorruptIndexError(self._indexes.index_path, reason)
         if self._largest_timestamp_ms != self.timestamp_ms:
             raise CorruptIndexError(self._indexes.time_path, "the last entry is missing")
@@ -82,7 +82,7 @@ class SanityCheck:
             raise CorruptIndexError(self._indexes.time_path, reason)
 
     def _header_at(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch at or behind an offset; None if it is not near its entry.
+        """Return the header of the batch at or after an offset; None if it is not near its entry.
 
         Raises CorruptIndexError.
         """

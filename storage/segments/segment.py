@@ -775,8 +775,8 @@ class Segment:
     def locate_intact(self, offset: int) -> int:
         """Like `locate`, but verify the batch: its header alone may claim to have the offset.
 
-        A batch that is damaged becomes a damaged range, and the search goes on behind it. Nothing
-        is read for an offset that is not above the base offset: all batches are behind it.
+        A batch that is damaged becomes a damaged range, and the search continues after it. Nothing
+        is read for an offset that is not above the base offset: all batches are at or after it.
         """
         if offset <= self.base_offset:
             return 0

@@ -5,7 +5,7 @@ Rules
   with the copy (storage/swap/swap_journal.py). The change is atomic and durable, and it applies
   to readers, the cleaner and Apache Kafka alike.
 - The removed bytes are kept in a file in the same folder, which nothing reads. The job id makes its
-  name unique: behind the gap of an earlier skip, the same range of positions may be damaged again.
+  name unique: after an earlier skip, the same range of positions may be damaged again.
 - Offsets do not change: the offsets of the range become a gap, as after compaction.
 """
 

@@ -288,9 +288,7 @@ def test_folders_of_a_topic_that_kafka_deleted_are_renamed_as_kafka_does() -> No
     assert not manager.metadata.topics
     strays = [name for name in env.listdir("/disk1") if name.endswith("-stray")]
     assert sorted(name.partition(".")[0] for name in strays) == ["orders-0", "orders-1"]
-    assert [event for event, _ in report.settings] == [
-        "folders of topics that kafka deleted renamed to -stray"
-    ]
+    assert [event for event, _ in report.settings] == ["stray folders renamed"]
     manager.close()
 
 

@@ -85,7 +85,7 @@ def test_an_empty_log_agrees_with_empty_indexes() -> None:
 def test_an_entry_of_an_offset_that_the_log_does_not_have_is_an_error(
     entries: Sequence[tuple[int, int]], times: Sequence[tuple[int, int]]
 ) -> None:
-    with pytest.raises(CorruptIndexError, match=r"\.index: an entry is behind .* offset, 106"):
+    with pytest.raises(CorruptIndexError, match=r"\.index: an entry is after .* offset, 106"):
         checked(opened(log_of()), indexed(*entries, times=times))
 
 
