@@ -82,7 +82,10 @@ T = TypeVar("T")
 
 
 class EndOffset(NamedTuple):
-    """An end offset, and the leader epoch at that time, or -1: no record below has a later one."""
+    """An end offset and the leader epoch at that time, -1 if unknown.
+
+    No record below the offset has a later epoch.
+    """
 
     offset: int
     leader_epoch: int
@@ -240,10 +243,10 @@ class WireClient:
         return results
 
     def truncated(self, reached: Mapping[TopicPartition, EndOffset]) -> dict[TopicPartition, int]:
-        """Return where partitions were truncated below the offset that was reached (KIP-320).
+        """Return the partitions that were truncated below the offset reached, with their new ends.
 
-        A truncation begins a leader epoch, so the former epoch ends below that offset. Partitions
-        whose leader epoch is -1 are omitted, and those whose broker does not know the epoch.
+        A truncation begins a leader epoch, so the former epoch ends below that offset (KIP-320).
+        The result has no partition whose leader epoch is -1, or unknown to its broker.
         """
         epochs = {p: end.leader_epoch for p, end in reached.items() if end.leader_epoch >= 0}
         ends: dict[TopicPartition, int] = {}

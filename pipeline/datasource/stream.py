@@ -5,8 +5,8 @@ Rules
 - New partitions are read from their start.
 - Offsets never go back. If the log end does (a re-created topic), or retention removed offsets, the
   query fails; with failOnDataLoss=false it logs a warning and continues.
-- An offset is stored with the leader epoch at that time. A truncation begins an epoch, so it is
-  found even if other records have the removed offsets by then (KIP-320).
+- The checkpoint stores each offset with the leader epoch at that time. A truncation begins a new
+  epoch, so the query notices it even if other records have the removed offsets by then (KIP-320).
 """
 
 # ruff: noqa: N802  the names are Spark's
@@ -98,7 +98,7 @@ class VarveStreamReader(
         if isinstance(limit, ReadMaxRows):
             ends = limited(begin, ends, limit.max_rows)
         self._last_given = time.monotonic()
-        # A new epoch alone is nothing to read.
+        # Without new records, a new epoch alone starts no batch.
         read = {
             p: EndOffset(end, latest_ends[p].leader_epoch)
             for p, end in ends.items()
@@ -161,7 +161,7 @@ class VarveStreamReader(
         reached: Mapping[TopicPartition, EndOffset],
         latest: Mapping[TopicPartition, EndOffset],
     ) -> None:
-        """Find truncations below an offset that was reached; other records may be there now."""
+        """Report logs that were truncated below the offset reached; they may be longer again."""
         changed = {
             partition: end
             for partition, end in reached.items()

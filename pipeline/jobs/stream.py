@@ -237,7 +237,7 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
 
 
 def _check_truncation(broker: Clients, reached: Mapping[TopicPartition, EndOffset]) -> None:
-    """Check that a table has no records that were cut off the log. Raises JobError (STALE)."""
+    """Check that no records of a table were truncated from the log. Raises JobError (STALE)."""
     with as_job_errors(), WireClient(broker.cluster) as client:
         truncated = client.truncated(reached)
     for partition, end in sorted(truncated.items()):

@@ -11,8 +11,8 @@ Rules
   does not count, because it may be hours after the data was read; nor do commits of others.
 - Every batch is checked after it has been read and before it is committed.
 - If the safe time is too long ago, the table is still complete if no clean has ever passed its
-  reach. The first dirty offset does not show that: it falls when a checkpoint is lost, and does not
-  exist when the topic is not compacted any more.
+  reach. The first dirty offset does not show that: it falls when a checkpoint is lost, and it does
+  not exist when the topic is no longer compacted.
 - The guard does not notice a `delete.retention.ms` that is lowered and raised again between two
   checks.
 

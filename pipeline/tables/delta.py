@@ -3,10 +3,10 @@
 Rules
 - The table's commits store how far it has read a topic: one application transaction per partition,
   whose version is the first offset that is not in the table.
+- A second transaction per partition has the leader epoch at that offset, if it is known: a
+  truncation of the log begins another epoch.
 - These transactions survive an overwrite of the table. One more transaction therefore names the
   topic whose state the table holds; transactions of other topics are ignored.
-- One more per partition has the leader epoch at that offset, if it is known: a truncation of the
-  log begins another epoch.
 - A further transaction has the topic id, because offsets of a topic say nothing about another one
   that was created later under its name.
 """

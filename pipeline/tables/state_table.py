@@ -182,7 +182,7 @@ def table_notes(job: str, topic: str, state: TopicState, **more: object) -> Mapp
 def table_versions(topic: str, state: TopicState) -> dict[str, int]:
     """Return the application transactions that a later stream into the table starts from."""
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
-    # They survive an overwrite, so one of the former table must not stay.
+    # Epochs survive an overwrite, so those of the former table must be replaced.
     epochs = {epoch_id(topic, number): UNKNOWN_EPOCH for number in state.end_offsets}
     return {
         **reach,

@@ -56,7 +56,7 @@ def read_versions(table: "DeltaTable", topic: str, partitions: Sequence[int]) ->
 def read_reached(
     table: "DeltaTable", topic: str, versions: Mapping[int, int]
 ) -> dict[TopicPartition, EndOffset]:
-    """Return the end offsets in a table with their leader epochs; -1 before its first batch."""
+    """Return the end offsets of a table with their leader epochs, -1 before its first batch."""
     epochs = {number: table.transaction_version(epoch_id(topic, number)) for number in versions}
     return {
         TopicPartition(topic, number): EndOffset(end, -1 if epoch is None else int(epoch))
