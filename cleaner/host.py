@@ -170,7 +170,7 @@ class CleanerHost(Protocol):
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Set the first dirty offset, unless the log has another generation.
 
-        The file names it when the cleaner state on the disk has it (`state_saved`).
+        The checkpoint file gets it once the cleaner state on the disk has it (`state_saved`).
         """
 
     def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:

@@ -111,7 +111,7 @@ class Views:
         *,
         cleaned_elsewhere_end: Callable[[Log], int],
     ) -> None:
-        """`cleaned_elsewhere_end` returns the end of what another broker cleaned; 0 if nothing."""
+        """`cleaned_elsewhere_end` returns the end of another broker's cleans of a log, or 0."""
         self._env = env
         self._cleaned_elsewhere_end = cleaned_elsewhere_end
         self._topics = topics
@@ -368,15 +368,16 @@ class Views:
     def load(self, base: Partition) -> Ledger | None:
         """Return the ledger on disk, checked with its log. Raises InvalidViewError, OSError.
 
-        Another broker, such as Kafka, may have removed a tombstone above the horizon, which the
-        ledger has not applied. Then the log alone is the view, if it has all records of it.
+        Another broker, such as Kafka, may have removed a tombstone above the horizon that the
+        ledger has not applied. Then return None if the log has all records of the ledger, so that
+        the view is built from the log again.
         """
         log = base.log
         ledger = open_ledger(self._env, log.directory, log.topic_id, index_limits(log.config))
         if ledger is not None and ledger.horizon > log.log_end_offset:
             raise InvalidViewError(
                 log.directory,
-                f"its horizon is {ledger.horizon}, behind the log's end, {log.log_end_offset}",
+                f"its horizon is {ledger.horizon}, beyond the log's end, {log.log_end_offset}",
             )
         if ledger is None:
             return None
@@ -392,7 +393,7 @@ class Views:
                 f"horizon of the view, {ledger.horizon}"
             ),
             remedy=(
-                "none: it is made from the log again"
+                "none: the broker rebuilds the view from the log"
                 if is_replaced
                 else f"varve view compact {base.partition.topic} --from-scratch"
             ),

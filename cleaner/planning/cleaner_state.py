@@ -14,9 +14,9 @@ Rules
   beyond the checkpoint, it is clean with respect to the older records that are readable. So a job
   invalidates the intervals that it did not reach: it may have indexed a record that is older than a
   tombstone in them.
-- Cleans have removed records below `cleaned_end` only, and only because of records below it. It
-  never falls, except where the log is truncated. For a log whose state was lost, it is the end of
-  the log at the start.
+- `cleaned_end` is the highest end of all cleans: they have removed records below it only, and only
+  because of records below it. It falls only when the log is truncated. If the state of a log was
+  lost, it is the end of the log at the start.
 - A time in the future comes from a wrong clock. It counts as the present time, and all delete
   horizons become unknown, because the same clock may have set them.
 

@@ -152,7 +152,7 @@ class CleanerPool:
     # Start and stop ----------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read the saved state, before views are opened, which ask for `cleaned_elsewhere_end`."""
+        """Read the saved state. Call it before views are opened: they use it to check ledgers."""
         directories = sorted(self._host.data_directories())
         self._loaded = await self.state_store.load(directories, self._directory_of)
 
@@ -194,42 +194,46 @@ class CleanerPool:
         self.history.load(records)
 
     async def _compare_checkpoints(self, facts: Iterable[LogFacts]) -> None:
-        """Take the states of the logs, and lower checkpoints above the first dirty offset there.
+        """Take over the state of each log; lower the checkpoints above its first dirty offset.
 
-        If another broker cleaned a log, its state on the disk says so before, for views: see
-        `cleaned_elsewhere_end`.
+        If another broker has cleaned a log, the state on the disk has the higher offset before, as
+        `cleaned_elsewhere_end`: views need it also at later starts.
         """
-        higher: list[tuple[LogFacts, int]] = []
+        to_lower: list[tuple[LogFacts, int]] = []
         for log_facts in facts:
             cleaner_state = self.state_store.state_at_start(log_facts, self._env.wall_ms())
-            saved, known = log_facts.checkpoint_offset or 0, cleaner_state.first_dirty_offset
-            if known is None or saved < known:
-                self.state_store.note_checkpoint(log_facts.partition, saved, is_on_disk=True)
-            elif cleaner_state.is_cleaned_elsewhere(saved):
-                end = max(saved, cleaner_state.cleaned_elsewhere_end)
+            checkpoint = log_facts.checkpoint_offset or 0
+            first_dirty_offset = cleaner_state.first_dirty_offset
+            if first_dirty_offset is None or checkpoint < first_dirty_offset:
+                self.state_store.note_checkpoint(log_facts.partition, checkpoint, is_on_disk=True)
+            elif cleaner_state.is_cleaned_elsewhere(checkpoint):
+                end = max(checkpoint, cleaner_state.cleaned_elsewhere_end)
                 new_state = replace(cleaner_state, cleaned_elsewhere_end=end)
                 self.state_store.put(log_facts, new_state)
-                higher.append((log_facts, known))
-            elif saved > known:  # the process ended before the lower one was written
-                self.scanner.save_checkpoint(log_facts.partition, log_facts.generation, known)
-        one_in_each = {facts.data_directory: facts.partition for facts, _ in higher}
-        # As far as there is room: a full disk must not be tried for each partition.
+                to_lower.append((log_facts, first_dirty_offset))
+            elif checkpoint > first_dirty_offset:  # the process ended before it wrote the lower one
+                self.scanner.save_checkpoint(
+                    log_facts.partition, log_facts.generation, first_dirty_offset
+                )
+        # One write for each data directory, if there is room: a full disk must not be tried for
+        # each partition.
+        one_in_each = {facts.data_directory: facts.partition for facts, _ in to_lower}
         await asyncio.gather(*map(self.state_store.saved, one_in_each.values()))
-        for log_facts, known in higher:
-            self._lower_checkpoint(log_facts, known)
+        for log_facts, first_dirty_offset in to_lower:
+            self._lower_checkpoint(log_facts, first_dirty_offset)
 
-    def _lower_checkpoint(self, facts: LogFacts, known: int) -> None:
+    def _lower_checkpoint(self, facts: LogFacts, first_dirty_offset: int) -> None:
         logger.warning(
             "cleaner checkpoint lowered",
             partition=str(facts.partition),
-            offset=known,
-            was=facts.checkpoint_offset,
+            checkpoint_offset=facts.checkpoint_offset,
+            first_dirty_offset=first_dirty_offset,
             reason=(
                 "the cleaner state has a lower offset: another broker has cleaned the log, or the "
                 "checkpoint file is damaged"
             ),
         )
-        self.scanner.save_checkpoint(facts.partition, facts.generation, known)
+        self.scanner.save_checkpoint(facts.partition, facts.generation, first_dirty_offset)
 
     async def stop(self) -> None:
         """Release all partitions and end the workers, within the limits."""

@@ -3,14 +3,14 @@
 Rules
 - `varve.cleaner` is one sealed file, replaced as a whole and durably. `varve.cleaner-history` is
   appended to and never synced. A thread writes both. Changes of a few seconds are written
-  together, an operator's pause and the begin of a publication at once.
+  together, an operator's pause and the beginning of a publication at once.
 - A failed write of the state is repeated every SAVE_SECONDS, and once more at the stop. Lines of
   the history that could not be written are lost.
 - A file that cannot be read is ignored and logged. A directory that cannot be written is logged
   once until it can be written again; it does not delay other directories.
-- A cleaner checkpoint names no first dirty offset above the one in the state on the disk, so the
-  state is written first. So a checkpoint that is higher at a start was written by another broker,
-  or is damaged.
+- The state is written before the cleaner checkpoint, so the checkpoint never has a higher first
+  dirty offset than the state on the disk has, or had before the offset fell (`lowered_from`). If it
+  is higher at a start, another broker has written it, or it is damaged.
 - The files of a directory without served partitions stay unchanged: if its disk has failed, they
   are needed when the disk comes back.
 """
@@ -68,8 +68,8 @@ class CleanerStateStore:
     ) -> list[JobRecord]:
         """Read the files of all directories; return the job records. Ignores bad files.
 
-        A kill soon after a move leaves a partition in two files. The one in the directory of its
-        log, which `directory_of` returns, is newer.
+        A kill soon after a move may leave a partition in two files. Then the entry in the directory
+        of its log counts, which `directory_of` returns: it is newer.
         """
         job_records: list[JobRecord] = []
         for directory in directories:
@@ -167,10 +167,10 @@ class CleanerStateStore:
     async def forget_records(self, partition: TopicPartition, offset: int) -> None:
         """Drop what is known of the records of a partition, on the disk as well if it has room.
 
-        The first dirty offset becomes `offset` at most. If it stayed higher, a clean by another
-        broker in between would not be noticed.
-        Call it before its log is truncated: after a kill, what is known of removed records would be
-        taken for knowledge of those that producers have written in their place.
+        Call it before the log is truncated to `offset`: after a kill, what is known of removed
+        records would be taken for knowledge of those that producers have written in their place.
+        The first dirty offset becomes `offset` at most. If it stayed higher, the broker would not
+        notice that another broker has cleaned the log up to an offset in between.
         """
         cleaner_state = self._entries.get(partition)
         if cleaner_state is None:
@@ -409,10 +409,10 @@ def first_dirty_offsets(
 def encode_cleaner_state(
     entries: Mapping[TopicPartition, PartitionCleanerState], rows: EncodedRows | None = None
 ) -> bytes:
-    """Return the sealed file, and replace `rows`, those of the file before, by its rows.
+    """Return the sealed file. `rows` are those of the previous file; they become those of this one.
 
-    Encodes only entries that changed, because most cleans write the file, which may have thousands
-    of entries; and each alone, because one large json.dumps blocks the loop.
+    Only entries that changed are encoded, because most cleans write the file, which may have
+    thousands of entries. Each is encoded alone, because one large json.dumps blocks the loop.
     """
     rows = {} if rows is None else rows
     for partition in rows.keys() - entries.keys():
