@@ -63,11 +63,12 @@ class GroupLog:
     def append_group(
         self, group: Group, order: asyncio.Lock, is_served: Callable[[], bool]
     ) -> "asyncio.Future[ErrorCode]":
-        """Start to append the metadata of a classic group, which is encoded in turns.
+        """Start to encode the metadata of a classic group in turns, and to append it.
 
-        `order` is a lock of the group: its records are in the order of the calls. No record follows
-        the tombstone of a group that is not served any more. As in Kafka, the outcome is
-        UNKNOWN_SERVER_ERROR if the record exceeds max.message.bytes.
+        `order` is a lock of the group that keeps its records in the order of the calls. If
+        `is_served` returns False after the encoding, nothing is appended: no record may follow the
+        tombstone of a group. As in Kafka, the result is UNKNOWN_SERVER_ERROR if the record exceeds
+        max.message.bytes.
         """
         append = asyncio.ensure_future(self._append_group(group, order, is_served))
         self._appends.add(append)

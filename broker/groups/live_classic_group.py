@@ -2,7 +2,7 @@
 
 Rules. Only `send` changes the state. It performs the effects at once and never waits, so events do
 not overlap; only the answers to many waiters, and the encoding of a record, take further rounds of
-the loop. A waiter is answered once; an answer to a request that was cancelled is dropped.
+the loop. Each waiter gets one answer; the answer to a cancelled request is dropped.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ class GroupContext:
     """The part of the coordinator that groups use.
 
     `store` is GroupLog.append_group, which always ends with an error code. A group calls `idle`
-    after a timer removed a member, because the group may be void then, and `resized` with its id
-    and the memory of its members in bytes when members have changed.
+    after a timer has removed members, because the group may be empty then. It calls `resized`, with
+    its id and the bytes of memory that its members take, when members or assignments have changed.
     """
 
     rules: GroupRules

@@ -125,7 +125,7 @@ class Downgrade(Protocol):
     ) -> "asyncio.Future[ErrorCode]":
         """Start to write the classic group; `is_changed`: it starts a rebalance.
 
-        `encoded` are assignments that need not be encoded any more.
+        `encoded` has assignments that are encoded already.
         """
         ...
 
@@ -341,7 +341,7 @@ class LiveConsumerGroup:
         return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
 
     async def _remove(self, member_ids: Collection[str]) -> ErrorCode:
-        """Remove members, although the client that waits for it may leave at once."""
+        """Remove members, even if the client that waits for it disconnects meanwhile."""
         return await asyncio.shield(self._run_soon(self._remove_in_turns(member_ids)))
 
     async def _remove_in_turns(self, member_ids: Collection[str]) -> ErrorCode:
@@ -727,7 +727,7 @@ class LiveConsumerGroup:
         return self._context.rules.session_timeout_ms
 
     def _await_join(self, member: ConsumerMember) -> None:
-        """Give a classic member its rebalance timeout to join, if that does not run yet."""
+        """Start the rebalance timeout of a classic member's join, unless it runs already."""
         if member.member_id not in self._joins:
             self._joins.start({member.member_id: member.rebalance_timeout_ms})
 
@@ -751,9 +751,9 @@ class LiveConsumerGroup:
             self._revoking_since.pop(member_id, None)
 
     def _expire(self, member_ids: tuple[str, ...]) -> None:
-        """Remove members that are silent, or that do not revoke their partitions.
+        """Remove members that missed a deadline: of a session, a revocation, a join or a sync.
 
-        They leave together: after the group was loaded, these may be all.
+        They leave together: soon after the load of a group, all its members may expire at once.
         """
         self._forget_deadlines(member_ids)
         expired = self._present(member_ids)

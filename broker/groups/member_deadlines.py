@@ -1,8 +1,9 @@
 """The deadlines of a group's members: of their sessions, or of something that they have to do.
 
-Rules. One timer runs for all members, because all of thousands may get a new deadline in one step
-of the event loop. Members whose time ends in the same millisecond are reported together. A deadline
-that moves does not move the timer: it looks at all deadlines when it fires, and most have moved.
+Rules. One timer runs for all members, because thousands of members may get new deadlines in one
+step of the event loop. Members whose deadlines pass in the same millisecond are reported together.
+When a deadline moves to a later time, the timer stays: when it fires, it looks at all deadlines,
+and most of them have moved.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,11 +19,11 @@ from broker.logging import RateLimitedLogger
 limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.groups"))
 
 TIMER_MS: Final = 1.0  # the resolution of the event loop's timers
-MEMBERS_PER_LINE: Final = 10  # of thousands that expire together, so many are logged by name
+MEMBERS_PER_LINE: Final = 10  # ids in one log line; thousands of members may expire together
 
 
 class MemberDeadlines:
-    """Deadlines by member; `expired` gets the members whose time is over."""
+    """Deadlines by member; `expired` is called with the members whose deadlines have passed."""
 
     __slots__ = ("_clock", "_ends_ms", "_expired", "_timer", "_timer_end_ms")
 
@@ -38,7 +39,7 @@ class MemberDeadlines:
         return member_id in self._ends_ms
 
     def start(self, timeouts_ms: Mapping[str, int]) -> None:
-        """Give members these times from now on."""
+        """Set the deadlines of members to these times from now."""
         if not timeouts_ms:
             return
         now_ms = self._clock.monotonic_ms()
@@ -60,7 +61,7 @@ class MemberDeadlines:
             self._timer = None
 
     def _fire_at(self, end_ms: float) -> None:
-        """Let the timer fire at this time, or before."""
+        """Let the timer fire at this time, unless it already fires earlier."""
         if self._timer is not None:
             if self._timer_end_ms <= end_ms:
                 return
@@ -81,7 +82,7 @@ class MemberDeadlines:
 
 
 def log_expired(group_id: str, member_ids: Collection[str]) -> None:
-    """Log that members were removed because their time was over."""
+    """Log that members were removed because a deadline had passed."""
     limited_logger.info(
         "members expired",
         subject=group_id,

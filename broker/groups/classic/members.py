@@ -1,7 +1,7 @@
 """The members of a classic group, with what a join asks of all of them together.
 
-Rules. Values never change. A change takes time for the members that change, beside copies of
-mappings: a group has thousands of members, and each of them joins in every generation.
+Rules. Values never change. Apart from copying mappings, a change costs time only for the members
+that it changes: a group has thousands of members, and each of them joins in every generation.
 """
 
 from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
@@ -56,15 +56,15 @@ class Member:
 class ProtocolTotals:
     """The protocols of all members.
 
-    `preferences` is the number of members by the names of their protocols, in the order of
-    preference. `metadata_bytes` is that of all members, by protocol.
+    `preferences` has the number of members with each list of protocol names, in the order of
+    preference. `metadata_bytes` has the size of all members' metadata for each protocol.
     """
 
     preferences: Mapping[tuple[str, ...], int] = field(default_factory=dict)
     metadata_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def changed(self, removed: Iterable[Protocols], added: Iterable[Protocols]) -> "ProtocolTotals":
-        """Return the totals after members lost these protocols, and others got those."""
+        """Return the totals without the protocols of some members, and with those of others."""
         preferences, metadata_bytes = dict(self.preferences), dict(self.metadata_bytes)
         for sign, members in ((1, added), (-1, removed)):
             for protocols in members:
@@ -88,8 +88,8 @@ class ProtocolTotals:
     def elected(self) -> str:
         """Return the protocol with the most votes; in a tie, the one that got a vote first.
 
-        Each member votes for its most preferred protocol of those that all members support. There
-        is at least one, because other members are refused.
+        Each member votes for the protocol that it prefers among those that all members support.
+        There is at least one: the group refuses a member that would leave none.
         """
         shared = self.supported_by_all()
         assert shared, "members without a common protocol"
@@ -101,10 +101,10 @@ class ProtocolTotals:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the bytes of metadata in the record of a group at most.
+        """Return the most bytes of metadata that the record of the group can have.
 
-        It has the metadata for the protocol that is elected, and which one that is can change with
-        every member.
+        The record has the metadata for the elected protocol, and each member can change which one
+        is elected.
         """
         return max(self.metadata_bytes.values(), default=0)
 
@@ -168,7 +168,7 @@ class Members(Mapping[str, Member]):
     def without(self, member_ids: Iterable[str]) -> "Members":
         """Return the members without some."""
         gone = frozenset(member_ids) & self.keys()
-        if 2 * len(gone) > len(self):  # those that stay are fewer
+        if 2 * len(gone) > len(self):  # fewer members stay than go
             return Members.of(self[key] for key in [key for key in self if key not in gone])
         return self.changed(gone, ())
 

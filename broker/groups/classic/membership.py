@@ -37,8 +37,8 @@ def outgrows_record(
 ) -> bool:
     """Return whether a join makes a group too large for its record.
 
-    The member has the protocols `before`, and joins with those of `after`. Kafka admits the member,
-    and then can store no assignment.
+    The member has the protocols `before`, and joins with the protocols `after`. Kafka would admit
+    the member, and then could not store any assignment.
     """
     if sum(len(data) for _, data in after) <= sum(len(data) for _, data in before):
         return False

@@ -34,8 +34,8 @@ class GroupRules:
 class Group:
     """The data that all states share. `generation` counts finished joins.
 
-    What changes for all members in one step is in mappings of the group, by member, not in the
-    members: so no step makes each member anew.
+    What one step may change for all members is in mappings of the group, by member id, and not in
+    the members, so no step creates each member again.
     """
 
     group_id: str

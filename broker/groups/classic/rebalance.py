@@ -192,18 +192,18 @@ def _without(by_member: Mapping[str, V], removed: frozenset[str]) -> Mapping[str
 
 
 def answers(
-    group: Group, member_ids: Collection[str], error: ErrorCode, named: str | None = None
+    group: Group, member_ids: Collection[str], error: ErrorCode, join_id: str | None = None
 ) -> Effects:
-    """Return replies with an error to the waiting requests of members; a join has an id.
+    """Return replies with an error to the waiting requests of members.
 
-    The id is that of the member, or the one that is `named`.
+    The answer to a join has the id of the member, or `join_id` if that is given.
     """
     effects: list[Effect] = []
     joins = {key: waiter for key, waiter in group.joins.items() if key in member_ids}
     syncs = {key: waiter for key, waiter in group.syncs.items() if key in member_ids}
     if joins:
         effects.append(
-            Replies(joins, lambda key: JoinAnswer(error, key if named is None else named))
+            Replies(joins, lambda key: JoinAnswer(error, key if join_id is None else join_id))
         )
     if syncs:
         effects.append(Replies(syncs, partial(_refused, error)))

@@ -148,7 +148,7 @@ async def _changes(
 
 
 def _replaced(before: Mapping[str, V], after: Mapping[str, V]) -> list[tuple[str, V | None, V]]:
-    """Return the values that are not the same objects as before: key, value before, value now."""
+    """Return (key, value before, value now) where the value is another object than before."""
     if before is after:
         return []
     keys = [key for key, value in after.items() if before.get(key) is not value]
@@ -351,7 +351,7 @@ async def _current(
 async def each_topic(
     partitions: Iterable[PartitionId], turns: Turns
 ) -> AsyncIterator[tuple[bytes, list[int]]]:
-    """Yield the partition indexes of each topic id, in order, in turns: there may be thousands."""
+    """Yield each topic id with its partition indexes, both sorted, in turns: they may be many."""
     topics: dict[bytes, list[int]] = defaultdict(list)
     async for topic_id, index in turns.over(partitions):
         topics[topic_id].append(index)

@@ -218,7 +218,7 @@ async def _member(
         member_epoch=member.epoch,
         client_id=member.client_id,
         client_host=member.client_host,
-        subscribed_topic_names=list(member.topics),  # to sort 25,000 takes 8 ms
+        subscribed_topic_names=list(member.topics),  # unsorted: 25,000 take 8 ms to sort
         subscribed_topic_regex=member.regex,
         assignment=ConsumerGroupDescribeResponseAssignment(
             topic_partitions=[
