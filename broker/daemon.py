@@ -33,8 +33,8 @@ from storage.kernels import COMPILING, is_first_compilation
 
 logger = structlog.get_logger("broker.daemon")
 
-# The event loop waits so long for the interpreter whenever it wakes up while a thread computes in
-# Python, such as a search for a key; the default is 5 ms.
+# How long a thread that runs Python code, such as a search for a key, may keep the interpreter lock
+# when the event loop wakes up and waits for it; the default is 5 ms.
 SWITCH_SECONDS = 0.0005
 
 START_ERRORS = (

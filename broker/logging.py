@@ -61,7 +61,7 @@ LINES_PER_SECOND: Final = 1.0
 EVENT_LINES_PER_BURST: Final = 1000
 EVENT_LINES_PER_SECOND: Final = 10.0
 SUBJECTS_MAX: Final = 1000  # in memory, 200 bytes each; the least recently used is dropped
-# A line that equals one of this time is counted instead (`info_unless_repeated`).
+# `info_unless_repeated` only counts a line if it has written an equal one within this time.
 REPEAT_SECONDS: Final = 60.0
 REPEATED_MAX: Final = 1000  # lines in memory, 1 KB each; the oldest is dropped
 
@@ -279,7 +279,7 @@ class _Repeated:
     event: str
     subject: str
     fields: dict[str, Hashable]
-    until: float  # seconds of the clock: the next one is written
+    until: float  # seconds of the clock; from then on, an equal line is written
     count: int = 0
 
 
@@ -290,8 +290,8 @@ class RateLimitedLogger:
     does not hide the lines of another. The first line after a gap has the number of suppressed
     lines as the field `suppressed`.
 
-    Lines that are equal can be counted instead, so that they do not use up the rate of their
-    subject: the line is written again each REPEAT_SECONDS, with their number as the field
+    `info_unless_repeated` counts equal lines, so that they do not use up the rate of their subject.
+    While they repeat, it writes the line again every REPEAT_SECONDS, with their number as the field
     `repeated`.
     """
 
@@ -313,7 +313,7 @@ class RateLimitedLogger:
             self._logger.info(event, **self._with_gap(allowance, fields))
 
     def info_unless_repeated(self, event: str, *, subject: str = "", **fields: Hashable) -> None:
-        """Write a line at level info, or count it; call it in the event loop."""
+        """Write a line at level info, or count it. Call it in the event loop."""
         key, now = (event, *fields.items()), self._clock()
         repeated = self._repeated.get(key)
         if repeated is not None and now < repeated.until:

@@ -294,7 +294,7 @@ class LogRepair:
             raise TruncationRefusedError(
                 f"a transaction of producer {producer_id} begins at offset {first_offset} of "
                 f"{log.partition} and does not end below offset {offset}. Truncate to offset "
-                f"{first_offset}, which removes it whole, or to an offset behind its end."
+                f"{first_offset}, which removes it whole, or to an offset after its end."
             )
 
     async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:

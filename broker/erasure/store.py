@@ -2,11 +2,11 @@
 
 Rules
 - The file is sealed and replaced as a whole, and only the user of the broker can read it: it has
-  the keys of open erasures. `add` and `change` return when the file is durable. A file that only
-  grows would keep the keys of erasures that have ended.
-- Changes that come during a write wait for its end, and the next write has all of them. So the work
-  does not grow with the number of requests at a time. A change is applied to the state before its
-  write, so one that fails leaves nothing behind. A write encodes only what has changed.
+  the keys of open erasures. `add` and `change` return when the file is durable. A file that is only
+  appended to would keep the keys of erasures that have ended.
+- Changes that come during a write wait for its end, and the next write has all of them. So many
+  requests at a time cost two writes. The changes are applied to a copy, which becomes the state
+  after its write, so a write that fails changes nothing. A write encodes only what has changed.
 - The copy with the highest revision counts. Copies that lag behind, because their directory was
   offline or its disk did not answer, are replaced at the start: they may have keys of erasures
   that have ended.
@@ -44,13 +44,13 @@ ENDED_PARTS_MAX: Final = 20_000  # 200 bytes each in the file
 logger = structlog.get_logger("broker.erasure")
 
 
-# Gets all erasures by id, and returns the one that is new or has changed.
+# A function from all erasures by id to the erasure that is new or has changed.
 _Change: TypeAlias = Callable[[Mapping[str, Erasure]], Erasure]
 
 
 @dataclass(frozen=True, slots=True)
 class _WaitingChange:
-    """A change that the next write has."""
+    """A change that waits for the next write."""
 
     change: _Change
     stored: asyncio.Future[Erasure]
@@ -70,8 +70,8 @@ class ErasureStore:
         self._directories = directories
         self._threads = threads
         self._unfinished: set[str] = set()  # directories with a write that has not ended
-        self._erasures: dict[str, Erasure] = {}  # that are durable
-        self._encoded: dict[str, tuple[Erasure, bytes]] = {}  # by the last write
+        self._erasures: dict[str, Erasure] = {}  # those on the disk
+        self._encoded: dict[str, tuple[Erasure, bytes]] = {}  # with the JSON of the last write
         self._revision = 0
         self._waiting: list[_WaitingChange] = []
         self._writer: asyncio.Task[None] | None = None  # while changes wait or are written
@@ -114,7 +114,8 @@ class ErasureStore:
     ) -> None:
         """Add an erasure durably. Raises OSError if it could not be stored.
 
-        `check` gets all others, with those of earlier requests; raises what it raises.
+        `check` gets all other erasures, also those that wait for the same write. What it raises is
+        raised here.
         """
 
         def add(erasures: Mapping[str, Erasure]) -> Erasure:
@@ -153,7 +154,7 @@ class ErasureStore:
             self._writer = None
 
     async def _write_changes(self, changes: Sequence[_WaitingChange]) -> None:
-        """Apply and write changes, in their order; tell each how it ended."""
+        """Apply the changes in their order and write them; set the result of each."""
         turns, changed = Turns(), dict(self._erasures)
         applied = list[tuple[asyncio.Future[Erasure], Erasure]]()
         for each in changes:

@@ -1,10 +1,9 @@
 """Slots for concurrent work, shared fairly among clients.
 
-Rules. A client, usually a user, gets a slot as long as it has fewer slots than are free, as entries
-are shared in broker/quotas/shares.py. So one client gets half of the slots at most, the next one
-half of the rest, and several clients together leave a slot for another one as long as they can. The
-rest of their work waits, and the clients that wait take turns: one that has no slot waits for one
-slot of each other client at most, however much work those have.
+Rules. A client, usually a user, gets a slot only while it has fewer slots than are free; this is
+the rule of broker/quotas/shares.py. So one client gets at most half of the slots, the next one half
+of the rest, and so on. Further work waits, and the clients that wait take turns: before a client
+without a slot gets one, each other client gets at most one, however much work it has.
 """
 
 import asyncio
@@ -58,7 +57,7 @@ class FairSlots:
         self._used[client] += 1
 
     def _serve_next(self) -> bool:
-        """Give a slot to the first client that may have one; return whether there is such a client.
+        """Give a slot to the first waiting client that may have one; return False if there is none.
 
         Those before it have slots, so they are few.
         """

@@ -96,9 +96,10 @@ async def run_in_turns(
 
 
 class WakeUp(asyncio.Future[None]):
-    """Wakes work that has nothing for which others wait, so that it may queue for its next turn.
+    """A future for a task that, while it waits, holds nothing that others wait for.
 
-    An event can wake a thousand pieces of work in one round of the loop.
+    So the task may queue for its next turn: one event can wake a thousand tasks in a round of the
+    loop.
     """
 
 
@@ -113,9 +114,9 @@ class MeasuredTurns(Awaitable[_T]):
     ) -> None:
         """With `find_queue`, the time of each turn counts in the queue that it returns.
 
-        The first turn, one after a turn that the work ended itself (Turns), and one after a WakeUp
-        wait there while the queue is busy. One after another wait does not: the work may have
-        something for which others wait.
+        While that queue is busy, these turns wait there: the first one, each one after a turn that
+        the work ended itself (Turns), and each one after a WakeUp. A turn after any other wait
+        begins at once, because the work may hold something that others wait for.
         """
         self._work = work
         self._note_ns = note_ns
@@ -197,7 +198,7 @@ class FreedLater:
         return len(self._containers)
 
     def add(self, *containers: list[Any] | dict[Any, Any]) -> None:
-        """Empty containers that nobody uses any more; small ones are left to their owner."""
+        """Empty large containers that nobody uses any more. Small ones stay as they are."""
         self._containers.extend(each for each in containers if len(each) > FREED_AT_ONCE)
         self._schedule()
 
@@ -228,10 +229,10 @@ class FreedLater:
 class TurnQueue:
     """Runs turns in order, and each at most once in a round of the loop.
 
-    No turn begins when those of the round have taken `seconds`. A queue has calls, or tasks that
-    wait for a turn. A task runs in the round after the one that wakes it, and how long it will take
-    is not known. So several are woken, and one that finds the time used up keeps its place; the
-    first one always runs.
+    No turn begins once those of the round have taken `seconds`. The queue has functions to call,
+    and tasks that wait for a turn. A task runs in the round after the one that wakes it, and nobody
+    knows how long it will take. So several tasks are woken at once. A task that finds the time used
+    up keeps its place in the queue; the first task always runs.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -311,8 +312,8 @@ class TurnQueue:
 class ConnectionTurns:
     """The turns of all connections, of Kafka clients and of HTTP, in which they handle bytes.
 
-    Requests that wait for something go on in tasks, whose turns have as much time in addition. So
-    a client with one request does not queue behind connections with many.
+    Requests that have to wait continue in tasks, whose turns have as much time again. So a client
+    with one request does not queue behind connections with many.
     """
 
     def __init__(self) -> None:

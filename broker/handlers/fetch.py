@@ -201,7 +201,10 @@ def _check_name(topic: TopicRef) -> None:
 async def _targets_in_turns(
     context: RequestContext, request: FetchRequest, named: Targets, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
-    """Return what `_targets_of` does, in turns; fill `named`. Raises FetchSessionError."""
+    """Do what `_targets_of` does, in turns. `named` receives what the request names.
+
+    Raises FetchSessionError.
+    """
     turns = Turns()
     for topic, row in request.topics:
         await turns.take()
@@ -534,9 +537,9 @@ async def _wait(
     *,
     slot: AsyncExitStack | None = None,
 ) -> Response:
-    """Answer when there is enough, or max_wait_ms is over.
+    """Wait until there are enough records or max_wait_ms is over, then answer.
 
-    `slot` is one that the caller has taken; it is given back after the first pass.
+    `slot` is one that the caller has taken; the first pass over the partitions gives it back.
     """
     services = context.services
     passes: list[CollectedRecords] = []
@@ -549,7 +552,7 @@ async def _wait(
             if throttled is not None:
                 return throttled
         await _warm_in_turns(services, collected.slices)
-        async with _slot_for(context, targets):  # a thousand waits may end at the same time
+        async with _slot_for(context, targets):  # a thousand fetches may end their wait at once
             return await _answer_in_turns(services, header, request, session, collected)
     finally:
         _free(services, passes)
@@ -564,7 +567,7 @@ async def _collect_until_enough(
     *,
     slot: AsyncExitStack | None,
 ) -> CollectedRecords:
-    """Collect again whenever it may be enough; return the last of `passes`."""
+    """Collect records in passes until they are enough; return the last of `passes`."""
     size_bytes = (NAMED_BYTES + COLLECTED_BYTES) * len(targets)
     if slot is None:
         await _reserve(context, size_bytes)
@@ -620,7 +623,7 @@ async def _collect_until_enough(
 
 
 def _free(services: Services, passes: list[CollectedRecords]) -> None:
-    """Free passes over partitions, which nobody uses any more."""
+    """Free what passes have collected, and nobody uses any more."""
     while passes:
         old = passes.pop()
         services.freed_later.add(old.partitions, old.counted, old.slices)

@@ -286,7 +286,7 @@ def _transaction_error(
     transactional_id = transaction.transactional_id
     if _is_in_transaction(partition, producer):
         error = coordinator.producer_id_error(transactional_id, producer.producer_id)
-        # An open transaction goes on while its coordinator is loading or offline, as in Kafka.
+        # As in Kafka, an open transaction continues while its coordinator is loading or offline.
         return ErrorCode.NONE if error in _RETRIED_LATER else error
     error = coordinator.produce_error(transactional_id, producer, partition.partition)
     if error is ErrorCode.INVALID_TXN_STATE and transaction.added is not ErrorCode.NONE:

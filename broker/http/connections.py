@@ -76,7 +76,7 @@ class HttpConnections:
         return True
 
     def sender(self, connection: RequestHandler) -> Sender | None:
-        """Return the sender of the present or the last authorized request; None of a stranger."""
+        """Return the sender of the present or the last authorized request; None without one."""
         request = self._requests.get(connection)
         present = None if request is None else request.get(_AUTHORIZED)
         return present or self._authorized.get(connection)

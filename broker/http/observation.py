@@ -4,7 +4,8 @@ Rules
 - A route is the pattern of a path, such as `/api/v1/topics/{topic}`, so there are as many as the
   server has. Requests without a route share one.
 - A request is charged for its turns of the event loop, not for the time between them: a stream of
-  events that waits costs nothing. The turns count in the time of all connections in a round.
+  events that waits costs nothing. The turns count towards the time that the tasks of all requests
+  share in each round of the loop.
 """
 
 import time

@@ -122,9 +122,9 @@ class HttpServer:
         turns: ConnectionTurns,
         early_metrics: MetricsSource,
     ) -> None:
-        """Other connections have the same `rates` and `turns`.
+        """The connections of Kafka clients share `rates` and `turns`.
 
-        `early_metrics` are served until `open`.
+        The server answers with `early_metrics` until `open`.
         """
         self._metrics_source: MetricsSource = early_metrics
         self._is_open = False

@@ -2,9 +2,9 @@
 
 uvloop's own transport decrypts all that a client sends at once, so messages of TLS itself could
 hold the event loop for seconds, without credentials. Here the bounds of TlsChannel apply, and
-connections of https take turns with those of Kafka clients (broker/network/connection.py): before
-the end of the handshake in the time of strangers, and later when the time of a round is used up, or
-if a connection's bytes took a whole turn.
+connections of https take turns with those of Kafka clients (broker/network/connection.py). During
+the handshake, a connection queues for each turn, in the time of strangers. After it, a connection
+queues only when the time of a round is used up, or when its bytes have taken a whole turn.
 
 Rules. The protocol is called after the handshake only. A protocol that pauses reading gets no data
 until it resumes. Errors of TLS close the connection, after the alert that names them.
@@ -46,7 +46,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_established = False
         self._is_paused = False  # by the protocol
         self._is_closing = False
-        self._is_queued = False  # for its next turn: until it, nothing is read
+        self._is_queued = False  # while it waits for its next turn; it reads nothing meanwhile
         self._turns = turns
         self.handshake_end: asyncio.Future[None] = self._loop.create_future()
 

@@ -34,7 +34,8 @@ RECORDS_PER_LOOK: Final = 64  # between two looks at the clock
 # Records of a batch before the first one of a page. They take about 5 us each, and a batch of 64 MB
 # may have ten million.
 SKIPPED_MAX: Final = 100_000
-# In one call, which holds the interpreter lock: a search may take the product of both lengths.
+# Bytes that one call searches for a key. The call holds the interpreter lock, and its time may grow
+# with the product of both lengths.
 _SEARCHED_BYTES: Final = 64 << 10
 
 Aborted = Mapping[int, Collection[tuple[int, int]]]  # producer id -> first and last offsets
@@ -209,7 +210,10 @@ def _cut(data: memoryview | None) -> bytes | None:
 
 
 def _cut_name(name: memoryview) -> str | bytes:
-    """Return a name that may be cut between two characters."""
+    """Return the start of a name as text, without a character that is cut in two.
+
+    Return bytes if the name is not UTF-8.
+    """
     raw = bytes(name[:PREVIEW_BYTES])
     try:
         return codecs.utf_8_decode(raw, "strict", len(raw) == len(name))[0]

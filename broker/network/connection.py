@@ -11,8 +11,9 @@ A connection that has more requests after its turn queues for another turn. A ro
 time for a few turns. When this time is used up, a connection that receives requests may handle one
 of them at once, and queues for the others. So clients that send many requests delay one that sends
 few by the time of a round, however many connections they have. Strangers queue for each request,
-and in each round they have the time of one turn. A request that waits goes on in a task, whose
-turns have as much time in a round as those of connections, and queue likewise (MeasuredTurns).
+and in each round all of them together have the time of one turn. A request that has to wait
+continues in a task. In each round, the turns of tasks have as much time as those of connections,
+and when it is used up, they queue as well (MeasuredTurns).
 """
 
 import asyncio

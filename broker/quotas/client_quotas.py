@@ -6,11 +6,11 @@ one; the others share one per client id. A change of a quota keeps the measured 
 delayed: handlers mute the connection behind it (KIP-219, RequestContext.throttle). This module does
 not know connections.
 
-Rates are kept in memory. One is dropped only when it is idle, so nobody gets a new burst by
-inventing client ids: each new client looks at the oldest few, and a busy one becomes the newest. A
-user whose client ids have its share of METERS_MAX (broker/quotas/shares.py) has one rate for all
-further client ids, until some of its rates are dropped. A client that still has the object of a
-dropped rate puts it back.
+Rates are kept in memory. Only idle rates are dropped, so nobody gets a new burst by inventing
+client ids. For each new client, the oldest few rates are looked at: idle ones are dropped, busy
+ones become the newest. When the client ids of a user have the user's share of METERS_MAX
+(broker/quotas/shares.py), all further client ids share one rate, until some of the user's rates are
+dropped. If a connection still uses a dropped rate, its next request puts the rate back.
 """
 
 from collections import OrderedDict
@@ -35,8 +35,9 @@ from storage.directory.security_entries import QuotaEntity, QuotaEntries
 
 # Rates: those of 10,000 clients that have all four quotas. About 1 KB each.
 METERS_MAX: Final = 40_000
-CLIENTS_MAX: Final = 10_000  # whose meters are remembered; for others they are looked up again
-SWEPT_AT_ONCE: Final = 8  # twice as many as one client adds: their number falls when they are idle
+CLIENTS_MAX: Final = 10_000  # in memory with their meters; others are looked up again
+# Twice as many as a new client adds, so the number of meters falls while the oldest are idle.
+SWEPT_AT_ONCE: Final = 8
 # An entity with a quota of its own has a shorter name. Client ids that begin alike share a rate.
 CLIENT_ID_CHARS_MAX: Final = 1_000
 THROTTLED_ENTITIES_MAX: Final = 100  # with time series of their own; the others share one
@@ -87,7 +88,7 @@ class Meter:
     key: ThrottleKey
     limit: float
     use: WindowedRate | TokenBucket
-    user: str | None  # who invented its client id
+    user: str | None  # who chose the client id; None if the meter counts for no user's share
     is_dropped: bool = False
 
     def is_idle(self, now: float) -> bool:
@@ -237,9 +238,9 @@ class ClientQuotas:
     def _find_meters(self, user: str, client_id: str) -> ClientMeters:
         self._sweep()
         precedence = _precedence(user, client_id)
-        found = [self._find_meter(quota_type, user, precedence) for quota_type in QuotaType]
-        meters = ClientMeters(*found)
-        if not any(meter is not None and meter.key.client_id == OTHER for meter in found):
+        by_type = [self._find_meter(quota_type, user, precedence) for quota_type in QuotaType]
+        meters = ClientMeters(*by_type)
+        if not any(meter is not None and meter.key.client_id == OTHER for meter in by_type):
             if len(self._clients) >= CLIENTS_MAX:
                 self._clients.popitem(last=False)
             self._clients[user, client_id] = meters
@@ -290,7 +291,7 @@ class ClientQuotas:
                 self._meters.move_to_end(key)
 
     def _present(self, meter: Meter) -> Meter:
-        """Return the meter that counts for the key of `meter`, which was perhaps dropped."""
+        """Return the meter that counts for the key of `meter`; put a dropped one back if needed."""
         if meter.is_dropped:
             present = self._meters.get(meter.key)
             if present is not None:

@@ -6,11 +6,12 @@ Rules
 - An address has ATTEMPTS_AT_ONCE places for attempts in progress, delays included; the others
   queue. So it can try three passwords a second, however many connections it opens.
 - Logins, which are names of users or signed tokens, share the places fairly (fair_slots.py). So a
-  client that repeats a wrong password delays no others of its address, for example of a gateway.
-- Of all attempts with one login, LOGIN_ATTEMPTS_AT_ONCE are in progress. One that has succeeded
-  from an address needs a place there only if it fails. So clients that reconnect do not queue
-  behind strangers. A failure queues like that of any login, so the time of an answer does not show
-  whether a user exists.
+  client that repeats a wrong password does not delay other clients of its address, such as those
+  behind the same gateway.
+- At most LOGIN_ATTEMPTS_AT_ONCE attempts with one login are in progress. A login that has succeeded
+  from an address needs a place there only if an attempt fails. So clients that reconnect do not
+  queue behind strangers. A failed attempt queues like that of any login, so the time of the answer
+  does not show whether a user exists.
 """
 
 import asyncio

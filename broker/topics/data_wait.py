@@ -10,7 +10,7 @@ Rules
   raised log start, a truncation, a move, the end of the partition.
 - A request whose time is over is woken, too (`end`). If nothing changed since `begin`, what it has
   read is still true.
-- One that is woken queues for its turn if the loop is busy: an append may wake a thousand.
+- A request that is woken queues for its turn if the loop is busy: an append may wake a thousand.
 """
 
 from broker.event_loop.loop_turns import WakeUp
