@@ -33,19 +33,17 @@ class FileSetting:
     needs_restart: bool  # a change does not take effect at a reload
 
 
-def file_settings(running: Settings) -> list[FileSetting]:
-    """Return a row for each key."""
+def file_settings(running: Settings) -> Iterator[FileSetting]:
+    """Yield a row for each key."""
     defaults, texts = dict(_leaves(Settings())), help_texts()
-    return [
-        FileSetting(
+    for name, value in _leaves(running):
+        yield FileSetting(
             name=name,
             value=_shown(value),
             default=_shown(defaults[name]),
             text=texts.get(name, ""),
             needs_restart=name.partition(".")[0] not in LIVE or name in FIXED_INSIDE,
         )
-        for name, value in _leaves(running)
-    ]
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.topic_changes import parse_settings, setting_documentation
@@ -67,15 +68,14 @@ class BrokerSettingsApi:
         )
         (result,) = answer.results
         client.check(key, result.error_code, result.error_message, on="cluster")
-        rows = [_setting_json(row) for row in result.configs if row.name in BROKER_KEYS]
-        return await rows_response("settings", rows, {"file": self._file(), **self._reloads()})
+        await yield_to_loop()  # the call may have used its turn up
+        file = [asdict(row) async for row in Turns().over(file_settings(self._services.settings))]
+        rows = (_setting_json(row) for row in result.configs if row.name in BROKER_KEYS)
+        return await rows_response("settings", rows, {"file": file, **self._reloads()})
 
     @property
     def _name(self) -> str:
         return str(self._services.node_id)
-
-    def _file(self) -> list[Json]:
-        return [asdict(row) for row in file_settings(self._services.settings)]
 
     def _reloads(self) -> Json:
         if self._reloader is None:

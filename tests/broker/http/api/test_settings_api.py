@@ -7,11 +7,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from config.settings_table import help_texts
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.broker.http_client import basic, call_api
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.memory_env import MemoryEnv
 
 PATH = "/api/v1/settings"
+LINES_PER_TURN_MAX = 20_000
+CLOCK_RATE = 10
 CLEANER = {"enabled": False, "workers": 2}
 
 
@@ -110,3 +114,13 @@ async def test_only_who_may_describe_configs_of_the_cluster_sees_them(tmp_path: 
         assert (status, answer["detail"]) == (
             403, "User:nobody needs ALTER_CONFIGS on the cluster",
         )  # fmt: skip
+
+
+async def test_the_answer_is_made_in_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+    help_texts.cache_clear()
+    with meter.measuring(monkeypatch):
+        status, _ = await call_api(broker, "GET", PATH)
+    assert status == 200
+    assert meter.lines > LINES_PER_TURN_MAX
+    assert meter.longest_turn < LINES_PER_TURN_MAX
