@@ -42,10 +42,10 @@ class HealthStatus:
 
 def parse_head(head: bytes) -> RequestFacts | None:
     """Parse the head of a request; return None if it is not HTTP/1.x."""
-    lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+    words = _request_line(head)
+    if words is None:
         return None
+    lines = head.decode("latin-1").split("\r\n")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
@@ -59,6 +59,12 @@ def parse_head(head: bytes) -> RequestFacts | None:
         origin=headers.get("origin"),
         is_from_browser="accept-language" in headers,
     )
+
+
+def _request_line(head: bytes) -> list[str] | None:
+    """Return method, target and version; None if it is not HTTP/1.x. Fast for any size."""
+    words = head.partition(b"\r\n")[0].decode("latin-1").split(" ", 3)
+    return words if len(words) == 3 and words[2].startswith("HTTP/1.") else None
 
 
 def may_be_check(received: bytes) -> bool:
@@ -86,7 +92,7 @@ def answer(
 
 def refuse(head: bytes) -> bytes:
     """Return the response to a request for which there is no room; its head may be incomplete."""
-    if head and parse_head(head) is None:
+    if head and _request_line(head) is None:
         return _response(HealthStatus(400, "malformed HTTP request\n"))
     return _response(
         HealthStatus(503, "too many HTTP connections; only health checks are served\n")
@@ -182,10 +188,11 @@ class _HealthConnection(asyncio.Protocol):
             return
         self._received += data
         head, end, _ = self._received.partition(END_OF_HEAD)
-        is_incomplete = not end and len(self._received) <= HEAD_BYTES_MAX
-        if is_incomplete and may_be_check(self._received):
+        # Anything else is not parsed here, where no rate applies yet.
+        is_check = len(head) <= HEAD_BYTES_MAX and may_be_check(head)
+        if is_check and not end:
             return
-        response = self._connections.answer_check(head) if end else None
+        response = self._connections.answer_check(head) if is_check else None
         if response is not None:
             self._end(response)
             return

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from broker.http.health import HealthConnections
 from broker.quotas.connection_rates import ConnectionRates
 
@@ -46,7 +48,7 @@ class Transport:
 class Scene:
     """New connections, and those that the server has taken over."""
 
-    def __init__(self, rates: ConnectionRates | None = None) -> None:
+    def __init__(self, rates: ConnectionRates | None = None, *, has_room: bool = True) -> None:
         self.served: list[str] = []
         self.has_served = asyncio.Event()
         scene = self
@@ -56,9 +58,15 @@ class Scene:
                 scene.served.append(transport.host)
                 scene.has_served.set()
 
+        self.parsed: list[bytes] = []
+
+        def answer_check(head: bytes) -> bytes | None:
+            self.parsed.append(head)
+            return b"ok" if b"/healthz" in head else None
+
         self._connections = HealthConnections(
-            lambda head: b"ok" if b"/healthz" in head else None,
-            Server,
+            answer_check,
+            Server if has_room else lambda: None,
             rates or ConnectionRates(lambda: 0.0),
         )
 
@@ -110,3 +118,31 @@ async def test_a_connection_above_the_rate_of_all_waits() -> None:
     async with asyncio.timeout(20):
         await scene.has_served.wait()
     assert (rates.delayed, transport.is_reading) == (1, True)
+
+
+@pytest.mark.parametrize("target", ["/x", "/healthz"])
+async def test_a_head_that_is_long_or_of_another_request_is_not_parsed(target: str) -> None:
+    """Parsing 15,000 header lines takes 4 ms, and no rate applies to connections before it."""
+    scene, end = Scene(), b"a:\r\n" * 15_000 + b"\r\n"
+    scene.connect("127.0.0.1", f"GET {target} HTTP/1.1\r\n".encode() + end)
+    scene.connect("127.0.0.2", b"GET /x HTTP/1.1\r\na:\r\n\r\n")
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert scene.served == ["127.0.0.1", "127.0.0.2"]
+    assert scene.parsed == []
+
+
+async def test_a_refused_request_with_a_long_head_is_not_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.http.health.parse_head", None)
+    scene, many_lines = Scene(has_room=False), b"a:\r\n" * 15_000
+    refused = {
+        scene.connect("127.0.0.1", b"GET /x HTTP/1.1\r\n" + many_lines + b"\r\n"): b"503",
+        scene.connect("127.0.0.1", b"GET /x HTTP/1.1\r\n" + many_lines): b"503",
+        scene.connect("127.0.0.1", b"\x16\x03\x01" * 2_000): b"400",
+    }
+    for transport, status in refused.items():
+        async with asyncio.timeout(20):
+            await transport.closed.wait()
+        assert transport.output.startswith(b"HTTP/1.1 " + status)
