@@ -2,10 +2,18 @@
 
 The caller plans the cut first and refuses it if damage hides the position. Recovery never ends a
 log below the recovery point that it finds, so the caller lowers that durably before the truncation.
+
+The last batch that is left may end below the offset: the offset was within a batch, or the cleaner
+removed the batches in front of it. Then a new segment begins there, so that its name shows the end
+of the log. Otherwise a start without the recovery point would assign offsets a second time.
 """
 
+from contextlib import suppress
+
+from storage.errors import DamagedSegmentError, NoRoomError
 from storage.log.deletion import Delay, ScheduledDeletions
 from storage.log.log_state import LogState, index_limits
+from storage.log.roll import create_next_segment
 from storage.log.txn_index_loads import ensure_loaded
 from storage.segments.producer_snapshots import load_states, remove_snapshots, snapshots_in
 from storage.segments.segment import Segment
@@ -29,16 +37,22 @@ def truncate_segments(
         Delay(now_ms, state.config.file_delete_delay_ms),
         in_durable_order=True,
     )
+    limits = index_limits(state.config)
     if len(going) == len(segments):
-        limits = index_limits(state.config)
         first = Segment.begin(env, state.directory, offset, limits, is_first=True)
         segments.replace(going, [first])
     else:
         segments.replace(going, ())
         _cut_active(state, segments.active, offset, cut)
     segments.active.file.sync()
-    env.sync_dir(state.directory)
     state.producers.replace(load_states(env, state.directory, segments.since(0), offset))
+    if not _shows_end(segments.active, offset):
+        # The cut is durable: the segments never overlap. Without room, the recovery point shows
+        # the end until the next start, which begins the segment.
+        with suppress(NoRoomError):
+            states = state.producers.states
+            segments.add(create_next_segment(segments.active, env, offset, limits, states))
+    env.sync_dir(state.directory)
     state.log_end_offset = offset
     state.high_watermark = min(state.high_watermark, offset)
     state.recovery_point = min(state.recovery_point, offset)
@@ -53,3 +67,11 @@ def _cut_active(state: LogState, active: Segment, offset: int, cut: int) -> None
     remaining = [entry for entry in entries if entry.last_offset < offset]
     if len(remaining) < len(entries):
         active.write_txn_entries(remaining)
+
+
+def _shows_end(active: Segment, offset: int) -> bool:
+    """Return whether the name of the last segment, or its last batch, shows the end of the log."""
+    try:
+        return active.base_offset == offset or active.locate_intact(offset - 1) < active.size_bytes
+    except DamagedSegmentError:
+        return False

@@ -6,8 +6,9 @@ Rules
 - After a clean stop, read the headers at the ends of files only. After a crash, verify every batch
   from the recovery point on, and rebuild indexes, transaction index and producer state from them.
 - Behind the recovery point, truncate the log at the first bad batch. Never truncate below it: a bad
-  batch there becomes a damaged range. If damage hides the end of the log, continue in a new segment
-  behind the recovery point, so that no offset is assigned twice.
+  batch there becomes a damaged range. If the last batch ends below the recovery point, or damage
+  hides the end of the log, continue in a new segment behind it, whose name shows the end: no offset
+  is assigned twice, even if a later start does not find the recovery point.
 - A batch with a valid CRC whose offset contradicts later batches is a damaged range everywhere: the
   CRC does not cover the offset, and such a batch is not a torn write.
 - Treat messages of formats 0 and 1 as damaged, and never truncate them.
@@ -23,6 +24,7 @@ Rules
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage.env import Env, remove_if_there
@@ -31,6 +33,7 @@ from storage.errors import (
     CorruptCheckpointError,
     DamagedSegmentError,
     NewerFormatError,
+    NoRoomError,
     OverlappingSegmentsError,
     is_scarcity,
 )
@@ -106,6 +109,7 @@ class _Loading:
     log_start_offset: int = 0  # as noted
     segments: list[Segment] = field(default_factory=list)
     next_offset: int = 0
+    shows_end: bool = True  # whether a batch or a file name shows the end of the log
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     epochs_learned: bool = False
     states: ProducerStates = field(default_factory=ProducerStates)
@@ -203,6 +207,7 @@ def load_log(
         missing = f"[{loading.next_offset}, {recovery_point})"
         loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
         loading.next_offset = recovery_point
+        loading.shows_end = False
     if log_start_offset is not None and loading.segments and log_start_offset > loading.next_offset:
         loading.note(f"log start offset {log_start_offset} is beyond the log end and was ignored")
         log_start_offset = None
@@ -614,8 +619,13 @@ def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
     if ends_damaged:
         loading.next_offset = max(loading.next_offset, last.base_offset + 1)
         segments.append(loading.create(loading.next_offset))
-    else:
-        last.open_for_append()
+        return
+    if not loading.shows_end:
+        with suppress(NoRoomError):
+            end = loading.next_offset
+            segments.append(Segment.begin(loading.env, loading.directory, end, loading.limits))
+            return
+    last.open_for_append()
 
 
 def _settle_key_indexes(loading: _Loading, files: filenames.PartitionFiles) -> None:

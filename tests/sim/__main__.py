@@ -45,6 +45,7 @@ KINDS: Final = (
     (CLOCK, "end", "view", "lease", "alter", "delete records"),
     (CLOCK, IDEMPOTENT, OPEN, "transaction", FULL_DISK, "end at"),
     (LOST_STATE, IDEMPOTENT, OPEN, "transaction", MOVE, "end"),
+    (LOST_STATE, *REPAIRS, "end", "end at", "transaction"),
 )
 # A run that no watchdog of its process can end, because it is in compiled code.
 STUCK_SECONDS: Final = 5 * SECONDS_MAX

@@ -126,6 +126,7 @@ class PartitionModel:
     unsure: set[int] = field(default_factory=set)  # last records of keys that are not compared
     cutting: int | None = None  # the offset of a truncation that is under way
     lowest_cut: int = LARGEST_OFFSET  # offsets from here on were given again
+    cut_end: int = 0  # where the log ended behind the last truncation
     flushed: int = 0  # the recovery point before it
     deleting: bool = False
 
@@ -161,9 +162,14 @@ class PartitionModel:
     def cut(self, offset: int) -> None:
         """An operator truncated the log to an offset: a batch that it is in goes as a whole."""
         self.lowest_cut = min(self.lowest_cut, offset)
+        self.cut_end = min(self.cut_end, offset)
         gone = [batch for batch in self.history if batch.header.next_offset > offset]
         for batch in gone:
             del self.history.batches[batch.base]
+        # No part of a transaction is cut off: what has lost its marker was cleaned before.
+        outcomes = self.history.outcomes()
+        for base in [base for base, outcome in outcomes.items() if outcome.state == OPEN]:
+            del self.history.batches[base]
         self.unsure_producers |= {batch.header.producer_id for batch in gone}
         self._note_loaded(offset, {batch.base for batch in self.history})
         self.pending.clear()
@@ -185,8 +191,9 @@ class PartitionModel:
         death, self.death = self.death, None
         if death is not None:
             lowest = death.recovery_point if self.lost_power else death.log_end_offset
-            # A log that was truncated within a batch ends behind the last batch that it has.
-            acknowledged = max((batch.header.next_offset for batch in self.history), default=0)
+            # A truncation may leave no batch that ends where the log does.
+            ends = (batch.header.next_offset for batch in self.history)
+            acknowledged = max(self.cut_end, *ends, 0)
             lowest = min(lowest, acknowledged)
             # The process may have ended behind the cut, before the truncation returned.
             if self.cutting is not None and end < acknowledged:
@@ -198,6 +205,7 @@ class PartitionModel:
                 self.history.cut(end)
                 bases = {batch.base for batch in batches}
                 self.history.keep_only(bases, max(death.recovery_point, self.flushed))
+        self.cut_end = min(self.cut_end, end)
         self.lost_power, self.cutting, self.flushed = False, None, 0
         self.pending.clear()
         self._note_loaded(end, {batch.base for batch in batches})

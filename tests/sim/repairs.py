@@ -111,6 +111,8 @@ class Repairs:
             raise model.fail("truncated", f"the log ends at {log.log_end_offset}, not at {offset}")
         self._check_kept(model, log.log_end_offset, offset)
         model.cut(offset)
+        if not self._world.env.happened and self._world.env.full is None:
+            model.cut_end = offset  # without room, only the recovery point shows it
         self._world.seen["truncated"] += 1
         self._world.has_news = True
 

@@ -408,6 +408,84 @@ def test_a_batch_that_claims_later_offsets_does_not_move_the_place_of_a_cut(
     ]
 
 
+def with_gap(env: MemoryEnv) -> Log:
+    """A clean has left offsets 0 to 6 and 15 to 21."""
+    log = five_segments(env)
+    publish(env, log, [0, 5, 10], set(range(7)))
+    return log
+
+
+@pytest.mark.parametrize("target", [7, 8, 14])
+@pytest.mark.parametrize("recovery_point", [None, 0, "kept"])
+def test_a_log_that_is_truncated_in_a_gap_never_ends_below_it(
+    env: MemoryEnv, target: int, recovery_point: object
+) -> None:
+    log = with_gap(env)
+    assert log.truncate_to(target, now_ms=NOW_MS)
+    assert log.log_end_offset == target
+    point = target if recovery_point == "kept" else recovery_point
+    for crash in (MemoryEnv.kill, MemoryEnv.crash):
+        env = crash(env)
+        log = open_log(env, recovery_point=point)  # type: ignore[arg-type]
+        assert (offsets_in(log), log.log_end_offset) == (list(range(7)), target)
+    assert append(log, b"x").first_offset == target
+    assert offsets_in(log) == [*range(7), target]
+
+
+def test_a_log_that_is_truncated_within_a_batch_never_ends_below_the_offset(
+    env: MemoryEnv,
+) -> None:
+    log = open_log(env, DELETE)
+    fill(log, 2)
+    append(log, b"a", b"b", b"c")
+    assert log.truncate_to(4, now_ms=NOW_MS)
+    reopened = open_log(env.kill(), recovery_point=None)
+    assert (offsets_in(reopened), reopened.log_end_offset) == ([0, 1], 4)
+
+
+def test_a_log_that_is_truncated_to_the_end_of_a_batch_gets_no_new_segment(env: MemoryEnv) -> None:
+    log = with_gap(env)
+    assert log.truncate_to(6, now_ms=NOW_MS)
+    assert bases(log) == [0]
+
+
+def test_without_room_a_log_that_is_truncated_in_a_gap_goes_on_in_its_segment(
+    env: MemoryEnv,
+) -> None:
+    log = with_gap(env)
+    full = env.fail_on(lambda op, path: op == "open" and not env.exists(path), errno.ENOSPC)
+    assert log.truncate_to(9, now_ms=NOW_MS)
+    full.remove()
+    assert (bases(log), log.log_end_offset) == ([0], 9)
+    assert append(log, b"x").first_offset == 9
+    assert offsets_in(log) == [*range(7), 9]
+
+
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_truncation_in_a_gap_may_end_at_any_step(loses_power: bool) -> None:
+    """The log ends at the offset, or has records of before; a start always opens it."""
+    for step in range(200):
+        env = MemoryEnv(step)
+        log = with_gap(env)
+        log.flush()
+        env.crash_at = env.operations + 1 + step
+        try:
+            log.truncate_to(9, now_ms=NOW_MS)
+        except SimulatedCrash:
+            pass
+        else:
+            assert step > 10
+            return
+        env = env.crash() if loses_power else env.kill()
+        after = open_log(env, recovery_point=9)
+        offsets = offsets_in(after)
+        assert offsets in [[*range(7), *range(15, end)] for end in range(15, 23)], env
+        assert after.log_end_offset == max(9, offsets[-1] + 1), env
+        again = open_log(env.kill(), recovery_point=None)
+        assert again.log_end_offset == after.log_end_offset, env
+    raise AssertionError("the truncation takes more steps")
+
+
 # --- swapped segments ---------------------------------------------------------------------------
 
 

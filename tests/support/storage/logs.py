@@ -49,7 +49,7 @@ def open_log(
     config: TopicConfig = SMALL,
     *,
     was_clean: bool = False,
-    recovery_point: int = 0,
+    recovery_point: int | None = 0,
     log_start_offset: int | None = None,
     folder: str = FOLDER,
 ) -> Log:
@@ -69,7 +69,7 @@ def open_with_notes(
     config: TopicConfig = SMALL,
     *,
     was_clean: bool = False,
-    recovery_point: int = 0,
+    recovery_point: int | None = 0,
     log_start_offset: int | None = None,
     folder: str = FOLDER,
 ) -> tuple[Log, LoadedLog]:
