@@ -25,6 +25,7 @@ from protocol.table_compiler import (
     skip_tags,
     varint,
 )
+from storage.slices import run_at_once
 
 FIRST_FLEXIBLE_VERSION: Final = 9
 FIRST_TOPIC_ID_VERSION: Final = 13
@@ -311,11 +312,7 @@ def encode_produce_response(
 ) -> bytes:
     """Encode a response with its size. It has no tagged fields."""
     slices = encode_produce_response_sliced(version, correlation_id, topics, throttle_time_ms)
-    while True:
-        try:
-            next(slices)
-        except StopIteration as stop:
-            return b"".join(stop.value)
+    return b"".join(run_at_once(slices))
 
 
 def encode_produce_response_sliced(

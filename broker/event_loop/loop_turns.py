@@ -66,21 +66,11 @@ class Turns:
             yield row
 
 
-def run_at_once(slices: Generator[object, None, _T]) -> _T:
-    """Run work that comes in slices, without pauses. Return its result."""
-    while True:
-        try:
-            next(slices)
-        except StopIteration as stop:
-            result: _T = stop.value
-            return result
-
-
 async def run_in_turns(
     slices: Generator[_Progress, None, _T],
     wait_for_room: Callable[[_Progress], Awaitable[None]] | None = None,
 ) -> _T:
-    """Run work that comes in slices; yield to the loop after each. Return its result.
+    """Like `run_at_once` (storage/slices.py), but yield to the loop after each slice.
 
     `wait_for_room` gets what a slice yields, and delays the next one.
     """

@@ -27,6 +27,7 @@ from storage.manager.offset_checkpoints import (
     kept_offsets,
 )
 from storage.model import TopicPartition
+from storage.slices import run_at_once
 
 
 class PartitionTable:
@@ -204,13 +205,7 @@ class PartitionTable:
 
     def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
         """Like `checkpoint_slices`, at once."""
-        slices = self.checkpoint_slices(only)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as stop:
-                task: CheckpointTask = stop.value
-                return task
+        return run_at_once(self.checkpoint_slices(only))
 
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets and cleaner offsets now."""

@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.event_loop.loop_turns import run_at_once
 from broker.groups.classic.model import Group
+from storage.slices import run_at_once
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 VERSION_MAX = 3

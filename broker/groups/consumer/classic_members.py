@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from broker.event_loop.loop_turns import run_at_once
 from broker.groups.classic.members import Member, Members, ProtocolTotals
 from broker.groups.classic.membership import outgrows_record
 from broker.groups.classic.model import NO_MEMBER_ID, Group, JoinRequested, SyncRequested
@@ -52,6 +51,7 @@ from broker.groups.consumer.state import (
     with_regexes,
 )
 from protocol.errors import ErrorCode
+from storage.slices import run_at_once
 
 # librdkafka repeats in an assignment what the member owned. The broker knows this itself.
 STICKY_PROTOCOLS: Final = frozenset(("sticky", "cooperative-sticky"))

@@ -12,7 +12,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
-from broker.event_loop.loop_turns import run_at_once
 from protocol import record_codec
 from protocol.errors import ProtocolError
 from protocol.messages import (
@@ -23,6 +22,7 @@ from protocol.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from storage.slices import run_at_once
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2

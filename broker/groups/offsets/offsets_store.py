@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from broker.event_loop.loop_turns import run_at_once
 from broker.groups.classic.members import Member, Members
 from broker.groups.classic.model import Group
 from broker.groups.consumer import records as consumer_records
@@ -30,6 +29,7 @@ from broker.groups.offsets.offset_records import (
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ProtocolError
 from storage.format.batch import BatchHeader, ControlType, Record, control_type
+from storage.slices import run_at_once
 
 OFFSETS_TOPIC = "__consumer_offsets"
 

@@ -14,6 +14,7 @@ from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
+from storage.slices import run_at_once
 from tests.support.broker.groups.group_world import DAY_MS, KEY, World
 from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.clocks.virtual_clock import settle
@@ -47,12 +48,7 @@ class Transactions:
 
 def ended(offsets: CommittedOffsets, producer_id: int, at_once: int = 1_000) -> int:
     """Commit a transaction; return how many of its offsets took effect."""
-    slices = offsets.end_transaction(producer_id, commit=True, at_once=at_once)
-    while True:
-        try:
-            next(slices)
-        except StopIteration as stop:
-            return int(stop.value)
+    return run_at_once(offsets.end_transaction(producer_id, commit=True, at_once=at_once))
 
 
 async def all_ended() -> None:
