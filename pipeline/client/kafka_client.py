@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Final, NamedTuple, NoReturn, Self, TypeVar
+from typing import Final, NamedTuple, NoReturn, Protocol, Self, TypeVar
 
 from config.address import Address
 from config.security.clients import Cluster
@@ -457,56 +457,52 @@ class WireClient:
         isolation: Isolation,
         seconds_left: float,
     ) -> dict[TopicPartition, EndOffset]:
-        by_topic: dict[str, list[ListOffsetsRequestPartition]] = defaultdict(list)
-        for (topic, index), timestamp in requested.items():
-            by_topic[topic].append(
-                ListOffsetsRequestPartition(partition_index=index, timestamp=timestamp)
-            )
+        rows = _rows_by_topic(
+            requested,
+            lambda index, timestamp: ListOffsetsRequestPartition(
+                partition_index=index, timestamp=timestamp
+            ),
+        )
         request = ListOffsetsRequest(
             isolation_level=isolation,
-            topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in by_topic.items()],
+            topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in rows.items()],
         )
         connection = self._connected(address, seconds_left)
         _send(connection, ApiKey.LIST_OFFSETS, request)
         answer = connection.receive(ListOffsetsResponse, seconds_left)
-        results: dict[TopicPartition, EndOffset] = {}
-        for listed in answer.topics:
-            for partition in listed.partitions:
-                which = TopicPartition(listed.name, partition.partition_index)
-                check(f"offsets of {which}", partition.error_code)
-                results[which] = EndOffset(partition.offset, partition.leader_epoch)
-        if results.keys() != requested.keys():
-            raise WireError(f"{address} answered for other partitions than requested")
-        return results
+        results = {
+            TopicPartition(topic.name, row.partition_index): row
+            for topic in answer.topics
+            for row in topic.partitions
+        }
+        _check_rows("offsets", results, requested, address)
+        return {p: EndOffset(row.offset, row.leader_epoch) for p, row in results.items()}
 
     def _epoch_ends(
         self, address: Address, epochs: Mapping[TopicPartition, int], seconds_left: float
     ) -> dict[TopicPartition, int]:
-        by_topic: dict[str, list[OffsetForLeaderEpochRequestPartition]] = defaultdict(list)
-        for (topic, index), epoch in epochs.items():
-            by_topic[topic].append(
-                OffsetForLeaderEpochRequestPartition(
-                    partition=index, current_leader_epoch=-1, leader_epoch=epoch
-                )
-            )
+        rows = _rows_by_topic(
+            epochs,
+            lambda index, epoch: OffsetForLeaderEpochRequestPartition(
+                partition=index, current_leader_epoch=-1, leader_epoch=epoch
+            ),
+        )
         request = OffsetForLeaderEpochRequest(
             replica_id=-1,
             topics=[
-                OffsetForLeaderEpochRequestTopic(topic=t, partitions=p) for t, p in by_topic.items()
+                OffsetForLeaderEpochRequestTopic(topic=t, partitions=p) for t, p in rows.items()
             ],
         )
         connection = self._connected(address, seconds_left)
         _send(connection, ApiKey.OFFSET_FOR_LEADER_EPOCH, request)
         answer = connection.receive(OffsetForLeaderEpochResponse, seconds_left)
-        results: dict[TopicPartition, int] = {}
-        for described in answer.topics:
-            for partition in described.partitions:
-                which = TopicPartition(described.topic, partition.partition)
-                check(f"end of a leader epoch of {which}", partition.error_code)
-                results[which] = partition.end_offset
-        if results.keys() != epochs.keys():
-            raise WireError(f"{address} answered for other partitions than requested")
-        return results
+        results = {
+            TopicPartition(topic.topic, row.partition): row
+            for topic in answer.topics
+            for row in topic.partitions
+        }
+        _check_rows("end of a leader epoch", results, epochs, address)
+        return {p: row.end_offset for p, row in results.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,6 +533,33 @@ class _FetchTarget:
 
 def _send(connection: BlockingConnection, key: ApiKey, body: Message) -> None:
     connection.send(key, connection.negotiated_version(key, *_VERSIONS[key]), body)
+
+
+def _rows_by_topic(
+    requested: Mapping[TopicPartition, int], make_row: Callable[[int, int], T]
+) -> dict[str, list[T]]:
+    """Return the rows of each topic: `make_row` gets a partition's index and its number."""
+    rows: dict[str, list[T]] = defaultdict(list)
+    for (topic, index), number in requested.items():
+        rows[topic].append(make_row(index, number))
+    return rows
+
+
+class _RowWithError(Protocol):
+    error_code: int
+
+
+def _check_rows(
+    subject: str,
+    rows: Mapping[TopicPartition, _RowWithError],
+    requested: Mapping[TopicPartition, int],
+    address: Address,
+) -> None:
+    """Raise the error of a row, or WireError if the rows are not those of the partitions asked."""
+    for partition, row in rows.items():
+        check(f"{subject} of {partition}", row.error_code)
+    if rows.keys() != requested.keys():
+        raise WireError(f"{address} answered for other partitions than requested")
 
 
 def _only_partition(
