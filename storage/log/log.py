@@ -55,6 +55,7 @@ from storage.log.truncation import truncate_segments
 from storage.model import AppendInfo, SegmentFacts, TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.content_ids import write_content_ids
+from storage.segments.offset_lookup import locate_intact
 from storage.segments.producer_snapshots import load_states, write_snapshot
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
@@ -431,7 +432,7 @@ class Log:
         state = self._state
         if offset >= state.log_end_offset:
             return False
-        cut = state.segments[state.segments.index_of(offset)].locate_intact(offset)
+        cut = locate_intact(state.segments[state.segments.index_of(offset)], offset)
         state.begin_generation()
         self.flusher.begin_truncation()
         try:

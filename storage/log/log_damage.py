@@ -11,6 +11,7 @@ from storage.format.batch import HEADER_BYTES, read_header
 from storage.format.index import CorruptIndexError
 from storage.log.log_state import LogState
 from storage.segments.damage import DamagedSegment, damage_checksum
+from storage.segments.offset_lookup import locate_readable
 from storage.segments.segment import Segment
 from storage.segments.txn_index_repair import mend
 from storage.segments.verify import VerifiedPart, verify_part
@@ -79,7 +80,7 @@ class LogDamage:
         segments = self._state.segments
         segment = segments[segments.index_of(offset)]
         with suppress(DamagedSegmentError, CorruptIndexError, CorruptBatchError):
-            batch = segment.batch_at(offset)
+            batch = segment.lookup.batch_at(offset)
             if batch is not None and batch.header.base_offset == offset:
                 return self.note_finding(segment, batch.position, reason)
         return None
@@ -161,7 +162,7 @@ class LogDamage:
             if damage.first_offset <= offset < next_offset:
                 damaged_segment = damage._replace(next_offset=next_offset)
                 return VerifyStep(segment, 0, 0, range(offset, end_offset), damaged_segment)
-        position = segment.locate_readable(offset)
+        position = locate_readable(segment, offset)
         starts = (damage.position for damage in segment.damages if damage.position >= position)
         end = min(starts, default=segment.size_bytes)
         first_offset = max(segment.base_offset, min(offset, end_offset))

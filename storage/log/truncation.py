@@ -15,6 +15,7 @@ from storage.log.deletion import Delay, ScheduledDeletions
 from storage.log.log_state import LogState, index_limits
 from storage.log.roll import create_next_segment
 from storage.log.txn_index_loads import ensure_loaded
+from storage.segments.offset_lookup import locate_intact
 from storage.segments.producer_snapshots import load_states, remove_snapshots, snapshots_in
 from storage.segments.segment import Segment
 
@@ -72,6 +73,6 @@ def _cut_active(state: LogState, active: Segment, offset: int, cut: int) -> None
 def _shows_end(active: Segment, offset: int) -> bool:
     """Return whether the name of the last segment, or its last batch, shows the end of the log."""
     try:
-        return active.base_offset == offset or active.locate_intact(offset - 1) < active.size_bytes
+        return active.base_offset == offset or locate_intact(active, offset - 1) < active.size_bytes
     except DamagedSegmentError:
         return False

@@ -47,6 +47,7 @@ from storage.recovery.segment_overlap import Tail, returns_below, why_not_copied
 from storage.segments.batch_scan import ScannedBatch, scan, skip_old_messages, verify
 from storage.segments.content_ids import restore_content_ids
 from storage.segments.damage import DamagedSegment, why_contradicted
+from storage.segments.offset_lookup import locate
 from storage.segments.producer_snapshots import (
     load_states,
     note_batch,
@@ -331,7 +332,7 @@ def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
         )
         try:
             if holder is not None and holder not in searches:
-                searches[holder] = holder.ascending_search()
+                searches[holder] = holder.lookup.ascending()
             batch = searches[holder](entry.first_offset) if holder is not None else None
         except (DamagedSegmentError, CorruptIndexError, CorruptBatchError):
             continue
@@ -441,7 +442,7 @@ def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) ->
         if end is not None and end <= offset:
             continue
         try:
-            position = segment.locate(offset)
+            position = locate(segment, offset)
         except DamagedSegmentError:
             return True
         for batch in segment.readable_batches(position):

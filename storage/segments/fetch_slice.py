@@ -12,6 +12,7 @@ from storage.env import File
 from storage.errors import CorruptBatchError, DamagedSegmentError
 from storage.format.batch import HEADER_BYTES, read_header
 from storage.segments.batch_scan import scan
+from storage.segments.offset_lookup import add_hint, locate, locate_end
 from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
 
@@ -60,11 +61,11 @@ def find_slice(
     last = len(bases) - 1
     while True:
         segment = segments[index]
-        position = segment.locate(offset, in_place=in_place)
+        position = locate(segment, offset, in_place=in_place)
         is_whole = end_offset >= log_end_offset if index == last else end_offset >= bases[index + 1]
         end = segment.size_bytes
         if not is_whole:
-            end = segment.locate_end(end_offset, in_place=in_place)
+            end = locate_end(segment, end_offset, in_place=in_place)
         if position < end:
             break
         index += 1
@@ -75,7 +76,7 @@ def find_slice(
     if end - position <= max_bytes:
         if index == last and is_whole:
             # A consumer that catches up reads from here next.
-            segment.add_position_hint(log_end_offset, end)
+            add_hint(segment, log_end_offset, end)
     else:
         limit = position + max_bytes
         end = _boundary(segment, position, limit, end, at_least_one=at_least_one, in_place=in_place)
@@ -113,7 +114,7 @@ def _boundary(
     if stop > position:
         try:
             header = read_header(segment.file.pread(HEADER_BYTES, stop))
-            segment.add_position_hint(header.base_offset, stop)
+            add_hint(segment, header.base_offset, stop)
             return stop
         except CorruptBatchError:
             if not in_place:
@@ -140,7 +141,7 @@ def _scanned_boundary(
                 return stop
             limit = batch.end_position
         stop = batch.end_position
-        segment.add_position_hint(batch.header.next_offset, stop)
+        add_hint(segment, batch.header.next_offset, stop)
         if stop - position > BOUNDARY_SCAN_BYTES:
             return max(limit, stop)
     return stop

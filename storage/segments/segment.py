@@ -15,7 +15,7 @@ Rules
 The segment changes its files and its state. Its parts read or hold one thing each: the indexes
 (segment_indexes.py), their comparison with the log at a start (sanity_check.py), the transaction
 index (segment_txn_index.py), the search for the batch of an offset (batch_lookup.py) and the search
-for damage (damage.py).
+for damage (damage.py). Readers find the position of an offset with offset_lookup.py.
 """
 
 import errno
@@ -23,7 +23,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -40,8 +39,8 @@ from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
 from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.model import SegmentFacts
-from storage.segments.batch_lookup import position_of, undamaged_batches
-from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, intact_batch, scan
+from storage.segments.batch_lookup import BatchLookup, undamaged_batches
+from storage.segments.batch_scan import ScannedBatch, scan
 from storage.segments.damage import (
     DamagedRanges,
     DamagedSegment,
@@ -53,12 +52,8 @@ from storage.segments.sanity_check import SanityCheck
 from storage.segments.segment_indexes import SegmentIndexes
 from storage.segments.segment_txn_index import SegmentTxnIndex
 
-# Positions kept for sequential readers, which then need no search: one per active reader is enough.
-# The whole table is dropped when it is full.
-HINTS_MAX: Final = 256
 # No other start has chosen the same: a key index may be older than the process.
 _CONTENT_IDS: Final = count(1 + secrets.randbits(62))
-DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
 NO_TIMESTAMP: Final = -1
 PART_BYTES: Final = 1 << 20  # of a large batch that is written in parts: 0.3 to 0.6 ms each
 DROPPED_BYTES: Final = 16 << 20  # of parts that are removed at once: 1.6 ms
@@ -107,7 +102,6 @@ class Segment:
         "_env",
         "_facts",
         "_first_timestamp_ms",
-        "_hints",
         "_indexes",
         "_is_synced",
         "_is_truncated",
@@ -125,6 +119,7 @@ class Segment:
         "last_modified_ms",
         "max_timestamp_ms",
         "max_timestamp_offset",
+        "position_hints",
         "size_bytes",
         "synced_bytes",
         "txn_index",
@@ -165,7 +160,7 @@ class Segment:
         self._content_id = next(_CONTENT_IDS) if content_id is None else content_id
         self._stamp: FileStamp | None = self.file.stamp()  # of the closed file
         self._bytes_since_entry = 0
-        self._hints: dict[int, int] = {}
+        self.position_hints: dict[int, int] = {}  # offset_lookup.py fills it
         self._is_synced = True
         self._was_used = False
         self._parts: _Parts | None = None
@@ -230,39 +225,9 @@ class Segment:
         for header in check.tail():
             self._note_batch(header)
         check.check_entries()
-        self.txn_index.check(self.ascending_search())
+        if self.txn_index.entries:
+            self.txn_index.check(self.lookup.ascending())
         return check.next_offset
-
-    def batch_at(self, offset: int) -> ScannedBatch | None:
-        """Return the header of the batch with `offset`, or of the next one in this segment.
-
-        Raises DamagedSegmentError, CorruptIndexError, CorruptBatchError.
-        """
-        position = self._position_of(offset) if offset > self.base_offset else 0
-        return next(self.batches(position), None)
-
-    def ascending_search(self) -> "Callable[[int], ScannedBatch | None]":
-        """Return a function like `batch_at`, which is faster for offsets in ascending order.
-
-        It continues behind the batch that it found last, unless the index has a closer entry: an
-        interval of the index may have dozens of batches, and a log millions of transactions.
-        """
-        last: ScannedBatch | None = None
-        last_offset, last_entry = -1, (-1, -1)
-
-        def batch_at(offset: int) -> ScannedBatch | None:
-            nonlocal last, last_offset, last_entry
-            entry = self.indexes.offsets.lookup(offset - self.base_offset)
-            is_near = last_offset <= offset and entry == last_entry and not self.damages
-            if last is None or not is_near:
-                last = self.batch_at(offset)
-            elif last.header.next_offset <= offset:
-                following = self.batches(last.end_position)
-                last = next((each for each in following if each.header.next_offset > offset), None)
-            last_offset, last_entry = offset, entry
-            return last
-
-        return batch_at
 
     def load_or_rebuild(self) -> None:
         """Like `load`, for a closed segment; rebuild invalid indexes."""
@@ -334,7 +299,7 @@ class Segment:
         )
         if self._indexes.is_loaded:
             twin._indexes.take(self._indexes)
-        twin._hints = {}
+        twin.position_hints = {}
         twin._facts = None
         return twin
 
@@ -381,7 +346,7 @@ class Segment:
             for batch in scan(self.file, twin.size_bytes, self.size_bytes, whole=False):
                 twin.index_batch(batch.header, batch.position)
         self._facts = None
-        self._hints.clear()
+        self.position_hints.clear()
         self._first_timestamp_ms = None
         self._bytes_since_entry = twin._bytes_since_entry
         self.max_timestamp_ms = twin.max_timestamp_ms
@@ -483,7 +448,7 @@ class Segment:
         """Clear the indexes. Call `index_batch` for each batch, then `finish_rebuild`."""
         self._facts = None
         self._indexes.start()
-        self._hints.clear()
+        self.position_hints.clear()
         self._bytes_since_entry = 0
         self._first_timestamp_ms = None
         self.max_timestamp_ms = NO_TIMESTAMP
@@ -544,6 +509,15 @@ class Segment:
         """Add a damaged range; it replaces one with the same start."""
         self._set_damages(with_damage(self.damages, damage))
 
+    def note_damage_met(self, error: CorruptBatchError) -> bool:
+        """Add the damage that a search met; return False if the search met no border of batches."""
+        search = self._damage_search()
+        is_border = search.is_border(error.position)
+        if is_border:
+            search.find(error.position, error.reason)
+        self._set_damages(search.damages)
+        return is_border
+
     def _damage_search(self) -> DamageSearch:
         return DamageSearch(
             self.file,
@@ -557,7 +531,7 @@ class Segment:
     def _set_damages(self, damages: DamagedRanges) -> None:
         if damages != self.damages:
             self.damages = damages
-            self._hints.clear()
+            self.position_hints.clear()
 
     # Appending
 
@@ -661,7 +635,7 @@ class Segment:
         self.synced_bytes = min(self.synced_bytes, position)
         self.damages = tuple(damage for damage in self.damages if damage.position < position)
         self._is_synced = False
-        self._hints.clear()
+        self.position_hints.clear()
         self._first_timestamp_ms = None
         self._indexes.cut(position)
         _, indexed = self._indexes.offsets.last
@@ -741,12 +715,6 @@ class Segment:
                 self._first_timestamp_ms = header.max_timestamp
         return self._first_timestamp_ms
 
-    def add_position_hint(self, offset: int, position: int) -> None:
-        """Record the position of the first batch that ends at or behind `offset`."""
-        if len(self._hints) >= HINTS_MAX:
-            self._hints.clear()
-        self._hints[offset] = position
-
     def is_cached(self, position: int, length: int) -> bool:
         """Return whether these bytes of the log, as far as they exist, are in the page cache."""
         length = min(length, self.size_bytes - position)
@@ -758,93 +726,11 @@ class Segment:
             length = min(length, self.size_bytes - position)
             raise IndexNotReadyError(self, lambda twin: twin.file.warm(position, length), position)
 
-    def locate(self, offset: int, *, in_place: bool = True) -> int:
-        """Return the position of the first batch ending at or behind `offset`, else `size_bytes`.
-
-        Raises DamagedSegmentError if that batch is in a damaged range. Without `in_place`, raises
-        IndexNotReadyError instead of reading from disk, loading or rebuilding an index.
-        """
-        position = self._hints.get(offset)
-        if position is None:
-            position = 0
-            if offset > self.base_offset:
-                position = self._search(offset, in_place=in_place)
-            self.add_position_hint(offset, position)
-        return position
-
-    def locate_intact(self, offset: int) -> int:
-        """Like `locate`, but verify the batch: its header alone may claim to have the offset.
-
-        A batch that is damaged becomes a damaged range, and the search continues after it. Nothing
-        is read for an offset that is not above the base offset: all batches are at or after it.
-        """
-        if offset <= self.base_offset:
-            return 0
-        damaged = -1
-        while True:
-            position = self.locate(offset)
-            end = self.size_bytes
-            if position == end or intact_batch(self.file, position, end) is not None:
-                return position
-            reason = "CRC does not match"
-            if position <= damaged:
-                raise DamagedSegmentError(self.path, position, reason)
-            damaged = self.note_damage(position, reason).position
-
-    def locate_end(self, end_offset: int, *, in_place: bool = True) -> int:
-        """Return the end of the batches below `end_offset`, or of those in front of damage."""
-        try:
-            return self.locate(end_offset, in_place=in_place)
-        except DamagedSegmentError as error:
-            return error.position
-
-    def locate_readable(self, offset: int, *, in_place: bool = True) -> int:
-        """Like `locate`; return the position behind the damage for an offset in a damaged range."""
-        try:
-            return self.locate(offset, in_place=in_place)
-        except DamagedSegmentError as error:
-            return max(
-                (
-                    damage.end_position
-                    for damage in self.damages
-                    if damage.position == error.position
-                ),
-                default=self.size_bytes,
-            )
-
-    def _search(self, offset: int, *, in_place: bool) -> int:
-        if not in_place:
-            indexes = self.indexes_for(in_place=False)
-            _, indexed = indexes.offsets.lookup(offset - self.base_offset)
-            self.check_cached(indexed, HEADER_BLOCK_BYTES)
-            try:
-                return self._position_of(offset)
-            except (CorruptIndexError, CorruptBatchError):
-                raise IndexNotReadyError(self, partial(Segment.locate, offset=offset)) from None
-        for _ in range(DAMAGED_MET_MAX):
-            try:
-                return self._position_of(offset)
-            except CorruptIndexError:
-                break
-            except CorruptBatchError as error:
-                if not self._note_damage_met(error):
-                    break
-        self.rebuild()  # the index is wrong
-        return self._position_of(offset)
-
-    def _note_damage_met(self, error: CorruptBatchError) -> bool:
-        """Add the damage that a search met; return False if the search met no border of batches."""
-        search = self._damage_search()
-        is_border = search.is_border(error.position)
-        if is_border:
-            search.find(error.position, error.reason)
-        self._set_damages(search.damages)
-        return is_border
-
-    def _position_of(self, offset: int) -> int:
-        return position_of(
-            offset, self.file, self.size_bytes, indexes=self.indexes, damages=self.damages
-        )
+    @property
+    def lookup(self) -> BatchLookup:
+        """Return the lookups in the segment as it is now; load or rebuild the indexes for them."""
+        indexes = self.indexes
+        return BatchLookup(self.file, self.size_bytes, indexes=indexes, damages=self.damages)
 
     def batches(self, position: int) -> Iterator[ScannedBatch]:
         """Yield batches from `position` on, without damaged ranges. Raises CorruptBatchError."""

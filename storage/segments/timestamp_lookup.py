@@ -21,6 +21,7 @@ from storage.format.batch import unpack_records
 from storage.model import TimestampOffset
 from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, read_batch
 from storage.segments.index_load import IndexLoad
+from storage.segments.offset_lookup import locate_readable
 from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
 
@@ -184,7 +185,7 @@ def _loaded(segment: Segment) -> Generator[IndexLoad, object, None]:
 def _checked(segment: Segment, offset: int) -> Generator[IndexLoad, object, None]:
     """Repair an index that does not lead to the offset."""
     try:
-        segment.locate_readable(offset, in_place=False)
+        locate_readable(segment, offset, in_place=False)
     except IndexNotReadyError as error:
         load = IndexLoad(segment, error.repair)
         yield load
@@ -226,7 +227,7 @@ def _above(best: TimestampOffset | None) -> int:
 
 
 def _position_of(segment: Segment, offset: int) -> int:
-    return segment.locate_readable(offset) if offset > segment.base_offset else 0
+    return locate_readable(segment, offset) if offset > segment.base_offset else 0
 
 
 def _next_batch(

@@ -171,7 +171,7 @@ async def test_a_rebuilt_index_contains_what_was_appended_meanwhile(
         active = log.segments.active
         offset = active.base_offset + 5
         distort(env, active)
-        active._hints.clear()
+        active.position_hints.clear()
         begun, go_on = threading.Event(), threading.Event()
         rebuild = Segment.rebuild
 
@@ -188,7 +188,7 @@ async def test_a_rebuilt_index_contains_what_was_appended_meanwhile(
         go_on.set()
         assert (await fetching)[0] == offset
         at_end = log.log_end_offset - 3
-        active._hints.clear()
+        active.position_hints.clear()
         assert (await answered(broker, at_end))[0] == at_end
         assert active.indexes.offsets.last[1] > active.size_bytes - 1_500
 

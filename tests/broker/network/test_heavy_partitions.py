@@ -89,7 +89,7 @@ class Heavy:
 
     def spoil(self, how: str) -> None:
         for segment in self.log.segments:
-            segment._hints.clear()
+            segment.position_hints.clear()
             if how == "whole" and segment.has_indexes:
                 segment.rebuild()
             if how == "wrong":

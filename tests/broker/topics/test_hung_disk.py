@@ -530,7 +530,7 @@ async def test_a_look_up_in_a_cold_log_does_not_read_on_the_event_loop(
         partition.roll(env.wall_ms())
         partition.log.segment_facts()  # retention reads nothing more
         path = partition.log.segments.closed[0].file.path
-        partition.log.segments.closed[0]._hints.clear()
+        partition.log.segments.closed[0].position_hints.clear()
         monkeypatch.setattr(MemoryFile, "pread", pread)
         monkeypatch.setattr(
             MemoryFile, "is_cached", lambda _, at, length: {at, at + length - 1} <= warm

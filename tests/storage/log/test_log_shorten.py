@@ -17,6 +17,7 @@ from storage.errors import (
 from storage.format.filenames import FILE_KINDS, INDEX, KEYS, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log.log import Log
 from storage.segments.expiry import ExpiryReason
+from storage.segments.offset_lookup import locate
 from storage.swap.swap_journal import execute_swap
 from tests.support.os_errors import raises_errno
 from tests.support.storage.logs import (
@@ -611,5 +612,5 @@ def test_indexes_that_nobody_uses_give_their_memory_back(env: MemoryEnv) -> None
 def test_a_segment_opens_by_itself(env: MemoryEnv) -> None:
     five_segments(env).close()
     segment = loaded_segment(env, 5)
-    assert segment.locate(7) == 2 * segment.size_bytes // 5
-    assert segment.locate(10) == segment.size_bytes
+    assert locate(segment, 7) == 2 * segment.size_bytes // 5
+    assert locate(segment, 10) == segment.size_bytes

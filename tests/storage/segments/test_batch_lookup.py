@@ -9,7 +9,7 @@ from storage.env import File
 from storage.errors import CorruptBatchError, DamagedSegmentError
 from storage.format.batch import BatchHeader, read_header
 from storage.format.index import CorruptIndexError, IndexLimits
-from storage.segments.batch_lookup import position_of, undamaged_batches
+from storage.segments.batch_lookup import BatchLookup, undamaged_batches
 from storage.segments.damage import DamagedSegment
 from storage.segments.segment import Segment
 from storage.segments.segment_indexes import SegmentIndexes
@@ -38,7 +38,7 @@ def damage_of(begin: int, end: int) -> DamagedSegment:
 
 def found(file: File, offset: int, indexes: SegmentIndexes, *damages: DamagedSegment) -> int:
     end = len(OFFSETS) * SIZE
-    return position_of(offset, file, end, indexes=indexes, damages=damages) // SIZE
+    return BatchLookup(file, end, indexes=indexes, damages=damages).position_of(offset) // SIZE
 
 
 @pytest.mark.parametrize("entries", [(), ((101, 1),), ((101, 1), (106, 3)), ((110, 4),)])
@@ -106,7 +106,7 @@ def test_a_search_for_ascending_offsets_reads_each_batch_about_once(
     for offset in offsets:
         segment.append(batch_at(offset), SIZE, offset, 1)
     wanted = [*range(BASE, BASE + 402), BASE + 7, BASE, BASE + 398]
-    expected = [segment.batch_at(offset) for offset in wanted]
+    expected = [segment.lookup.batch_at(offset) for offset in wanted]
     reads = list[object]()
 
     def counted(*args: Any) -> BatchHeader:
@@ -114,7 +114,7 @@ def test_a_search_for_ascending_offsets_reads_each_batch_about_once(
         return read_header(*args)
 
     monkeypatch.setattr("storage.segments.batch_scan.read_header", counted)
-    search = segment.ascending_search()
+    search = segment.lookup.ascending()
     results = [search(offset) for offset in wanted]
     assert [each and each.header for each in results] == [each and each.header for each in expected]
     assert len(reads) < 6 * len(wanted)

@@ -3,6 +3,7 @@
 import pytest
 
 from storage.format.index import IndexLimits
+from storage.segments import offset_lookup
 from storage.segments.fetch_slice import BOUNDARY_SCAN_BYTES, FetchSlice, find_slice
 from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
@@ -65,7 +66,7 @@ def test_the_next_range_begins_where_the_last_one_ended_without_a_search(
 ) -> None:
     segment = segment_with(12)
     _, length = fetched(segment, BASE, 5 * SIZE)
-    monkeypatch.setattr(Segment, "_search", lambda *_, **__: pytest.fail("a search"))
+    monkeypatch.setattr(offset_lookup, "_search", lambda *_, **__: pytest.fail("a search"))
     assert fetched(segment, BASE + length // SIZE, 2 * SIZE) == (length, 2 * SIZE)
 
 
