@@ -3,17 +3,35 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.erasure.model import Erasure, ErasureState, PartitionErasure
 from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, FILE_NAME, MAGIC, VERSION, ErasureStore
 from broker.event_loop.directory_threads import DirectoryThreads
 from storage.env import write_file
 from storage.format.sealed_json import seal, unseal
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.broker.erasure import (
+    ADA,
+    ORDERS,
+    PATH,
+    broker_of,
+    bytes_on_disk,
+    call_api,
+    completed,
+    erase,
+    new_broker,
+    partition_of,
+    paused_erasure,
+    reaches,
+    waits_for,
+    write,
+)
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 OPEN = Erasure(
     erasure_id="open",
@@ -82,12 +100,12 @@ async def test_many_erasures_of_one_user_do_not_displace_the_receipts_of_others(
     assert store.all()[-1].erasure_id == "1001"
 
 
-PATH = f"/disk1/{FILE_NAME}"
+FILE_PATH = f"/disk1/{FILE_NAME}"
 
 
 def newer(data: bytes) -> bytes:
     """The file as the next version of the broker could write it."""
-    return seal(MAGIC, VERSION + 1, unseal(MAGIC, VERSION, data, PATH))
+    return seal(MAGIC, VERSION + 1, unseal(MAGIC, VERSION, data, FILE_PATH))
 
 
 @pytest.mark.parametrize("change", [newer, lambda data: data[:-1]], ids=["newer", "damaged"])
@@ -95,15 +113,15 @@ async def test_a_file_that_cannot_be_read_stays_and_makes_the_erasures_unknown(
     env: MemoryEnv, change: Callable[[bytes], bytes]
 ) -> None:
     await store_on(env, "/disk1").add(OPEN)
-    data = change(env.read_file(PATH))
-    write_file(env, PATH, data)
+    data = change(env.read_file(FILE_PATH))
+    write_file(env, FILE_PATH, data)
     again = store_on(env, "/disk1")
     await again.load()
     assert again.unknown_because is not None
-    assert PATH in again.unknown_because
+    assert FILE_PATH in again.unknown_because
     with pytest.raises(AssertionError):
         await again.add(ended(1))
-    assert env.read_file(PATH) == data
+    assert env.read_file(FILE_PATH) == data
 
 
 @pytest.mark.parametrize("change", [newer, lambda data: data[:-1]], ids=["newer", "damaged"])
@@ -112,14 +130,14 @@ async def test_another_copy_replaces_a_damaged_one_but_not_a_newer_one(
 ) -> None:
     env.mkdir("/disk2")
     await store_on(env, "/disk1", "/disk2").add(OPEN)
-    data = change(env.read_file(PATH))
-    write_file(env, PATH, data)
+    data = change(env.read_file(FILE_PATH))
+    write_file(env, FILE_PATH, data)
     again = store_on(env, "/disk1", "/disk2")
     await again.load()
     is_newer = change is newer
     assert (again.unknown_because is not None) == is_newer
     assert again.all() == ([] if is_newer else [OPEN])
-    assert (env.read_file(PATH) == data) == is_newer
+    assert (env.read_file(FILE_PATH) == data) == is_newer
 
 
 async def test_requests_that_come_during_a_write_are_stored_by_the_next_one(
@@ -138,7 +156,7 @@ async def test_requests_that_come_during_a_write_are_stored_by_the_next_one(
     requests = [replace(OPEN, erasure_id=str(number)) for number in range(100)]
     await asyncio.gather(*map(store.add, requests))
     await store.change("50", lambda erasure: erasure.ended(ErasureState.CANCELLED, 9))
-    assert unseal(MAGIC, VERSION, env.read_file(PATH), PATH)["revision"] <= 3
+    assert unseal(MAGIC, VERSION, env.read_file(FILE_PATH), FILE_PATH)["revision"] <= 3
     assert encoded.total() == 101
     again = store_on(env, "/disk1")
     await again.load()
@@ -176,3 +194,75 @@ async def test_after_a_write_that_fails_none_of_its_changes_is_known(
     assert store.all() == [ended(1)]
     await store.add(ended(3))
     assert store.all() == [ended(1), ended(3)]
+
+
+async def test_a_killed_broker_goes_on_with_an_erasure_after_its_next_start() -> None:
+    env = MemoryEnv(seed=5)
+    with suppress(SimulatedCrash):  # its orderly stop meets the dead disk
+        async with broker_of(env) as broker:
+            erasure = await paused_erasure(broker)
+            await partition_of(broker).flush()
+            await broker.pool.operator.is_saved(ORDERS)
+            after = env.crash()
+    async with broker_of(after) as broker:
+        answer = await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        assert answer["partitions"][0]["tombstone_offset"] == 1, "it is written once"
+        broker.pool.operator.resume(ORDERS)
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(after)
+
+
+async def test_a_request_during_the_start_of_the_broker_replaces_no_stored_erasure() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        stored = await paused_erasure(broker)
+    broker = new_broker(env)
+    start_pool = broker.pool.start
+
+    async def start() -> None:  # the HTTP API is open by now
+        await erase(broker, "bob")
+        await start_pool()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker.pool, "start", start)
+        await broker.start()
+    try:
+        _, answer = await call_api(broker, "GET", PATH)
+        oldest, _ = answer["erasures"]
+        assert oldest["id"] == stored["id"]
+    finally:
+        await broker.stop()
+
+
+async def test_requests_are_refused_while_the_open_erasures_cannot_be_read() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        await paused_erasure(broker)
+    data = env.read_file(FILE_PATH)[:-1]
+    write_file(env, FILE_PATH, data)
+    async with broker_of(env) as broker:
+        for method, body in (("POST", {"key": ADA}), ("GET", None)):
+            status, answer = await call_api(broker, method, PATH, body)
+            assert (status, FILE_PATH in answer["detail"]) == (409, True)
+        _, overview = await call_api(broker, "GET", "/api/v1/overview")
+        assert "erasures_unknown" in [problem["kind"] for problem in overview["attention"]]
+        write(broker, "grace=served all the same")
+    assert env.read_file(FILE_PATH) == data
+
+
+async def test_the_bytes_of_a_key_are_private_and_go_with_the_end_of_its_erasure() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        with capture_logs() as lines:
+            erasure = await paused_erasure(broker)
+            assert ADA.encode().hex() in env.read_file(FILE_PATH).decode()
+            assert f"{FILE_PATH}.tmp" in env.private_files
+            broker.pool.operator.resume(ORDERS)
+            answer = await completed(broker, erasure["id"])
+        assert ADA.encode().hex() not in env.read_file(FILE_PATH).decode()
+        assert ADA not in str(lines)
+        changes = [line for line in lines if line["event"] == "administrative change"]
+        digests = {line["parameters"]["key_digest"] for line in changes}
+        assert (len(changes), digests) == (2, {answer["key_digest"]})
+        (receipt,) = [line for line in lines if line["event"] == "key erased"]
+        assert receipt["key_digest"] == answer["key_digest"]

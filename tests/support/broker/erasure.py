@@ -9,6 +9,7 @@ from typing import Any
 from broker.app import Broker
 from broker.http.api.compaction.erasures import ROOT
 from broker.topics.partition import Partition
+from cleaner.key_search import FoundFile, KeySearch, KeySearchResult
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
 from tests.support.broker import http_client
@@ -127,3 +128,39 @@ async def paused_erasure(broker: Broker) -> dict[str, Any]:
     erasure = await erase(broker)
     await reaches(broker, erasure["id"], lambda answer: "paused" in waits_for(answer))
     return erasure
+
+
+class HeldSearcher:
+    """A KeySearcher with an answer of the test; `gate` opens for one search."""
+
+    def __init__(self, *found: FoundFile) -> None:
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
+        self.keys: list[bytes] = []  # of the searches
+        self._found = found
+
+    @asynccontextmanager
+    async def start(self) -> AsyncIterator["HeldSearcher"]:
+        yield self
+
+    async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult:
+        self.keys.append(search.key)
+        self.begun.set()
+        await self.gate.wait()
+        self.gate.clear()
+        return KeySearchResult(
+            files=0, bytes_read=0, seconds=0.0, found=self._found, records=len(self._found)
+        )
+
+
+@asynccontextmanager
+async def held_search(
+    env: MemoryEnv, *found: FoundFile, partitions: int = 1
+) -> AsyncIterator[tuple[Broker, HeldSearcher, str]]:
+    """A broker with an erasure whose first search is under way, and the id of that erasure."""
+    searcher = HeldSearcher(*found)
+    async with broker_of(env, partitions=partitions) as broker:
+        broker.erasures.eraser._start_searcher = searcher.start
+        erasure = await erase(broker)
+        await searcher.begun.wait()
+        searcher.begun.clear()
+        yield broker, searcher, erasure["id"]
