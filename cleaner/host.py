@@ -170,11 +170,11 @@ class CleanerHost(Protocol):
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Set the first dirty offset, unless the log has another generation.
 
-        The checkpoint file gets it once the cleaner state on the disk has it (`state_saved`).
+        The checkpoint file gets it once the cleaner state on the disk has it (`allow_checkpoints`).
         """
 
-    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
-        """Take the first dirty offsets in the cleaner state of a data directory on the disk."""
+    def allow_checkpoints(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+        """Let the checkpoint files have these offsets: the cleaner state on the disk has them."""
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]

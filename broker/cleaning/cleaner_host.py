@@ -234,7 +234,7 @@ class BrokerCleanerHost:
         if served is not None and served.log.generation == generation:
             self._manager.table.cleaner_offsets[partition] = offset
 
-    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+    def allow_checkpoints(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
         """Let checkpoints name these offsets, and write them shortly afterwards."""
         saved = self._manager.table.saved_cleaner_offsets
         for partition, offset in first_dirty_offsets.items():

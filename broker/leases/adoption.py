@@ -222,7 +222,7 @@ class Adopter:
             raise AdoptionFailedError(str(error)) from error
         try:
             if groups:
-                await self._pool.state_store.note_publication(part.where, job.end_offset)
+                await self._pool.state_store.prepare_publication(part.where, job.end_offset)
             outcomes = await self._cleaning.publish(job, groups) if groups else ()
         except SwapRefusedError as error:
             await remove_unpublished(self._env, job)

@@ -79,8 +79,9 @@ class PartitionCleanerState:
     digest_end: int = 0
     digests: tuple[RangeDigest, ...] = ()
     first_dirty_offset: int | None = None  # as in the cleaner checkpoint; None: unknown
-    # An earlier first dirty offset, which the checkpoint on the disk may still have; 0: none.
-    lowered_from: int = 0
+    # A higher one from before the offset fell, which the checkpoint on the disk may still have; 0:
+    # none. The file has it as `lowered_from`.
+    earlier_first_dirty_offset: int = 0
     # Another broker, such as Kafka, has cleaned records below this offset; 0: none has. It may have
     # removed a tombstone that a view with a lower horizon has not applied.
     cleaned_elsewhere_end: int = 0
@@ -92,14 +93,13 @@ class PartitionCleanerState:
         """Return whether a checkpoint was written by another broker, or is damaged."""
         if checkpoint is None or self.first_dirty_offset is None:
             return False
-        return checkpoint > max(self.first_dirty_offset, self.lowered_from)
+        return checkpoint > max(self.first_dirty_offset, self.earlier_first_dirty_offset)
 
     def with_first_dirty_offset(self, offset: int) -> "PartitionCleanerState":
         """Return the state with an offset that a checkpoint will have soon."""
-        before = max(self.first_dirty_offset or 0, self.lowered_from)
-        return replace(
-            self, first_dirty_offset=offset, lowered_from=before if offset < before else 0
-        )
+        before = max(self.first_dirty_offset or 0, self.earlier_first_dirty_offset)
+        earlier = before if offset < before else 0
+        return replace(self, first_dirty_offset=offset, earlier_first_dirty_offset=earlier)
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -150,7 +150,7 @@ class PartitionCleanerState:
             "digest_end": self.digest_end,
             "digests": [list(digest) for digest in self.digests],
             "first_dirty_offset": self.first_dirty_offset,
-            "lowered_from": self.lowered_from,
+            "lowered_from": self.earlier_first_dirty_offset,
             "cleaned_elsewhere_end": self.cleaned_elsewhere_end,
             "cleaned_end": self.cleaned_end,
         }
@@ -186,7 +186,7 @@ class PartitionCleanerState:
                 for first, end, records, digest in fields.get("digests", ())
             ),
             first_dirty_offset=_optional(fields.get("first_dirty_offset")),
-            lowered_from=int(fields.get("lowered_from", 0)),
+            earlier_first_dirty_offset=int(fields.get("lowered_from", 0)),
             cleaned_elsewhere_end=int(fields.get("cleaned_elsewhere_end", 0)),
             cleaned_end=_optional(fields.get("cleaned_end")),
         )

@@ -9,8 +9,9 @@ Rules
 - A file that cannot be read is ignored and logged. A directory that cannot be written is logged
   once until it can be written again; it does not delay other directories.
 - The state is written before the cleaner checkpoint, so the checkpoint never has a higher first
-  dirty offset than the state on the disk has, or had before the offset fell (`lowered_from`). If it
-  is higher at a start, another broker has written it, or it is damaged.
+  dirty offset than the state on the disk has, or had before the offset fell
+  (`earlier_first_dirty_offset`). If it is higher at a start, another broker has written it, or it
+  is damaged.
 - The files of a directory without served partitions stay unchanged: if its disk has failed, they
   are needed when the disk comes back.
 """
@@ -142,14 +143,15 @@ class CleanerStateStore:
         cleaner_state = self._entries.get(partition)
         if cleaner_state is not None and cleaner_state.first_dirty_offset != offset:
             new_state = cleaner_state.with_first_dirty_offset(offset)
+            earlier = 0 if is_on_disk else new_state.earlier_first_dirty_offset
             self._entries[partition] = replace(
                 new_state,
-                lowered_from=0 if is_on_disk else new_state.lowered_from,
+                earlier_first_dirty_offset=earlier,
                 cleaned_end=_raised(cleaner_state.cleaned_end, offset),
             )
             self._writer_of(self._directories[partition]).changed()
 
-    async def note_publication(self, partition: TopicPartition, end_offset: int) -> None:
+    async def prepare_publication(self, partition: TopicPartition, end_offset: int) -> None:
         """Raise the end of all cleans and drop the digests, on the disk as well if it has room.
 
         Call it before a clean up to `end_offset` changes the log: if the clean is aborted or the
@@ -178,7 +180,9 @@ class CleanerStateStore:
         new_state = without_records(cleaner_state, self._env.wall_ms())
         if new_state.first_dirty_offset is not None:
             first_dirty_offset = min(new_state.first_dirty_offset, offset)
-            new_state = replace(new_state, first_dirty_offset=first_dirty_offset, lowered_from=0)
+            new_state = replace(
+                new_state, first_dirty_offset=first_dirty_offset, earlier_first_dirty_offset=0
+            )
         await self._replace(partition, new_state)
 
     async def _replace(

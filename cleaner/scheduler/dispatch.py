@@ -429,7 +429,7 @@ class JobDispatcher:
         refusal = ""
         try:
             if not attempt.job.expired_only:
-                await self._state_store.note_publication(partition, attempt.job.end_offset)
+                await self._state_store.prepare_publication(partition, attempt.job.end_offset)
             # Shielded: a journal runs to its end even if this task is cancelled.
             outcomes = await asyncio.shield(self._host.publish(attempt.job, groups))
         except SwapRefusedError as error:

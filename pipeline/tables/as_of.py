@@ -22,7 +22,7 @@ from pipeline.client.topics import TopicBounds, read_offsets
 from pipeline.compaction.indexing import index_partitions
 from pipeline.errors import JobError
 from pipeline.stages.planning import source_segments
-from pipeline.tables.state import Reading, below, fetch_cleaned_offset, lacks_offsets
+from pipeline.tables.state import Reading, below, fetch_cleaned_end_offset, lacks_offsets
 from storage.model import TopicPartition
 
 TIME_DIGITS: Final = 18  # of ms, which are 64 bits
@@ -138,7 +138,7 @@ def _earliest(
     if job is None or not job.groups:
         return offset
     topic = reading.lease.plan.topic
-    cleaned = fetch_cleaned_offset(client, topic, number)
+    cleaned = fetch_cleaned_end_offset(client, topic, number)
     if cleaned is not None and cleaned <= offset:
         return offset
     # Segments with offsets below: if none of their offsets is missing, nothing was removed.

@@ -44,11 +44,10 @@ Offsets = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CleanerProgress:
-    """The cleaner's state of a partition: `cleaned_offset` is the highest end of all cleans (None:
-    unknown); `is_calm` means that no clean is running."""
+    """The cleaner's state of a partition."""
 
-    cleaned_offset: int | None
-    is_calm: bool
+    cleaned_end_offset: int | None  # the highest end of all cleans; None: unknown
+    is_calm: bool  # no clean is running
 
 
 def read_cleaner_progress(client: ApiClient, topic: str, partition: int) -> CleanerProgress:
@@ -157,7 +156,7 @@ class DeleteGuard:
         now_ms, retention_ms, progress = self._fetch_progress()
         unread_ms = now_ms - self._safe_ms
         for number, seen in progress.items():
-            reach, cleaned = self._reach[number], seen.cleaned_offset
+            reach, cleaned = self._reach[number], seen.cleaned_end_offset
             if (cleaned is None or cleaned > reach) and unread_ms > retention_ms:
                 unknown = self._safe_ms == UNKNOWN_MS
                 as_of = "an unknown time" if unknown else f"{about_span(unread_ms)} ago"
@@ -176,6 +175,8 @@ class DeleteGuard:
 def _is_untouched(progress: Mapping[int, CleanerProgress], reach: Offsets) -> bool:
     """Return whether no clean that began before the check covers offsets at or past `reach`."""
     return all(
-        seen.is_calm and seen.cleaned_offset is not None and seen.cleaned_offset <= reach[number]
+        seen.is_calm
+        and seen.cleaned_end_offset is not None
+        and seen.cleaned_end_offset <= reach[number]
         for number, seen in progress.items()
     )

@@ -276,13 +276,13 @@ def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
     )
 
 
-def fetch_cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
+def fetch_cleaned_end_offset(client: ApiClient, topic: str, partition: int) -> int | None:
     """Return the highest end of all cleans of a partition; None if the broker does not know it.
 
     Call it after the lease is open: the result is then no less than when the segments were pinned.
     Raises ApiRefusedError, UnreachableError.
     """
-    return read_cleaner_progress(client, topic, partition).cleaned_offset
+    return read_cleaner_progress(client, topic, partition).cleaned_end_offset
 
 
 def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
@@ -291,7 +291,7 @@ def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
     Raises JobError (STALE).
     """
     for partition, end in state.tails.items():
-        cleaned = fetch_cleaned_offset(client, topic, partition)
+        cleaned = fetch_cleaned_end_offset(client, topic, partition)
         if cleaned is not None and cleaned > end:
             raise JobError(
                 f"{topic}-{partition} was cleaned up to offset {cleaned} while the job read it"

@@ -66,7 +66,7 @@ class TopicEntry:
     topic_id: bytes  # 16 bytes
     partitions: Mapping[int, str]  # index -> directory id
     dynamic: Mapping[str, str] = field(default_factory=dict)
-    created_by: str = ""  # "yaml", "client", "first use", "adopted": for people
+    created_by: str = ""  # "yaml", "client", "first use", "broker", "adopted" (TAKEN_OVER)
     created_ms: int = 0  # wall time
     # Replicas that move: index -> directory ids of source and target (manager/replica_copy.py).
     moves: Mapping[int, tuple[str, str]] = field(default_factory=dict)

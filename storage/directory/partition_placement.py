@@ -27,6 +27,8 @@ from typing import Final, NamedTuple
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
 
+# `TopicEntry.created_by` of topics from folders that another broker wrote. The stored metadata has
+# this word for it, so it stays.
 TAKEN_OVER: Final = "adopted"
 GAPS_MAX: Final = 10_000  # missing numbers; with more, a folder has a wrong name
 

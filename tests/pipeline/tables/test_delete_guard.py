@@ -21,7 +21,7 @@ from pipeline.tables.delete_guard import (
     safe_time_id,
 )
 from pipeline.tables.delta import commit_properties, version_id
-from pipeline.tables.state import fetch_cleaned_offset
+from pipeline.tables.state import fetch_cleaned_end_offset
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000
@@ -109,9 +109,9 @@ def test_a_first_dirty_offset_that_fell_or_is_gone_does_not_count(first_dirty: i
     answer = {"cleaned_end_offset": 20}
     client = Client("http://127.0.0.1:9")
     assert read_cleaner_progress(client, "t", 0) == CleanerProgress(20, is_calm=True)
-    assert fetch_cleaned_offset(client, "t", 0) == 20
+    assert fetch_cleaned_end_offset(client, "t", 0) == 20
     answer.clear()  # an older broker
-    assert read_cleaner_progress(client, "t", 0).cleaned_offset is None
+    assert read_cleaner_progress(client, "t", 0).cleaned_end_offset is None
 
 
 def test_a_table_without_a_safe_time_is_refused_once_the_cleaner_has_passed() -> None:

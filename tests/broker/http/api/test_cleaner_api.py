@@ -85,7 +85,7 @@ async def test_explain_states_the_end_of_all_cleans_also_after_a_change_of_polic
         partition = broker.topics.partition(TopicPartition("orders", 1))
         assert partition is not None
         append(partition.log, b"1", b"2", b"3")
-        await broker.pool.state_store.note_publication(partition.partition, 2)
+        await broker.pool.state_store.prepare_publication(partition.partition, 2)
         change = b'{"set": {"cleanup.policy": "delete"}}'
         status, _ = await call_api(
             broker, "PATCH", "/api/v1/topics/orders", change, **{"Content-Type": "application/json"}

@@ -105,7 +105,7 @@ class FakeHost:
     def foreground(self) -> Foreground:
         return self.load
 
-    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+    def allow_checkpoints(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
         pass
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:

@@ -70,7 +70,7 @@ class LogHost:
     def foreground(self) -> Foreground:
         return Foreground(0, 0)
 
-    def state_saved(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
+    def allow_checkpoints(self, first_dirty_offsets: Mapping[TopicPartition, int | None]) -> None:
         pass
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
