@@ -160,7 +160,7 @@ def _time_entries(data: bytes, base_offset: int) -> Iterator[Row]:
 
 
 def _without_preallocation(data: bytes, entry_bytes: int) -> bytes:
-    """Cut the zeros that Kafka allocates behind the entries of an active segment's index."""
+    """Cut the zeros that Kafka allocates after the entries of an active segment's index."""
     used = len(data.rstrip(b"\0"))
     return data[: -(-used // entry_bytes) * entry_bytes]
 

@@ -96,7 +96,7 @@ class CleanJob:
     expired_only: bool = False
     view: ViewRules | None = None  # for a compacted view
     # The log is clean below this offset with respect to all older records; None: below the first
-    # dirty offset. Between the two are unreadable segments and those cleaned behind them.
+    # dirty offset. Between the two are unreadable segments and those cleaned after them.
     clean_below: int | None = None
     output_directory: str | None = None  # of `.cleaned` files; None: `directory`
     # The expected time of publication, None for `now_ms`. Delete horizons count from there, so that
@@ -154,7 +154,7 @@ class SegmentHorizon:
 
     base_offset: int
     size_bytes: int
-    horizon_ms: int  # the earliest one; NO_HORIZON; UNKNOWN_HORIZON behind damage
+    horizon_ms: int  # the earliest one; NO_HORIZON; UNKNOWN_HORIZON after damage
     records: int = UNKNOWN_RECORDS  # that are left in it
 
 
@@ -239,7 +239,7 @@ def figures_of(figures: CleanFigures) -> dict[str, Any]:
 class CleanReport(CleanFigures):
     """The result of a whole job. `next_dirty_offset` is the new checkpoint.
 
-    It lies below the job's first dirty offset if there is damage below that: the records behind
+    It lies below the job's first dirty offset if there is damage below that: the records after
     the damage must be cleaned together with it once it can be read.
 
     `cleaned` are ranges [first, end) beyond `next_dirty_offset` that are clean except for damaged

@@ -1,6 +1,6 @@
 """The Kafka wire protocol: message layouts, codecs and error codes.
 
-Decode a request from a frame (the bytes behind the 4-byte size), and encode its response (with
+Decode a request from a frame (the bytes after the 4-byte size), and encode its response (with
 the size in front):
 
     header = read_header(frame)                     # codec: (api_key, api_version, correlation_id,

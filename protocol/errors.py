@@ -14,7 +14,7 @@ from storage import errors as storage
 class ProtocolError(Exception):
     """The bytes of a peer are not a valid message; the broker closes the connection.
 
-    `position` counts bytes from the start of the frame (behind the size), -1 if unknown; `api_key`
+    `position` counts bytes from the start of the frame (after the size), -1 if unknown; `api_key`
     and `version` are -1 if unknown.
     """
 

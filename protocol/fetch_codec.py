@@ -2,7 +2,7 @@
 
 A response is a list of parts in wire order: bytes, or objects that stand for records (a
 `FetchSlice` of the log, or anything else with a `length` in bytes). The size in front includes all
-parts, so that sendfile can send each range behind its header. Any bytes decode to a request or
+parts, so that sendfile can send each range after its header. Any bytes decode to a request or
 raise ProtocolError. Tests compare this codec with the table `FETCH` in `tables/records.py`. The
 broker never sends diverging epochs, current leaders, snapshot ids or node endpoints, because it is
 a single node.
@@ -177,8 +177,8 @@ def _refuse(subject: str, length: int, position: int) -> NoReturn:
 _PARTITION_LAYOUTS: Final = {  # by the first version that has it
     4: struct.Struct(">iqi"),  # partition, fetch offset, max bytes
     5: struct.Struct(">iqqi"),  # log start offset before max bytes
-    9: struct.Struct(">iiqqi"),  # current leader epoch behind the partition
-    12: struct.Struct(">iiqiqi"),  # last fetched epoch behind the fetch offset
+    9: struct.Struct(">iiqqi"),  # current leader epoch after the partition
+    12: struct.Struct(">iiqiqi"),  # last fetched epoch after the fetch offset
 }
 
 

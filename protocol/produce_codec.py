@@ -231,7 +231,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
 def _flexible_partitions(
     frame: memoryview, p: int, count: int, remaining: int
 ) -> tuple[list[PartitionRecords], int, int]:
-    """Return the partitions, the position behind them, and the rows that are left."""
+    """Return the partitions, the position after them, and the rows that are left."""
     end = len(frame)
     partitions: list[PartitionRecords] = []
     for _ in range(count):

@@ -87,7 +87,7 @@ def read_long_varint(data: bytes | memoryview, position: int, first: int) -> tup
 
 
 def skip_tags(data: bytes | memoryview, position: int, count: int) -> int:
-    """Return the position behind a section of tagged fields; `count` is its first byte."""
+    """Return the position after a section of tagged fields; `count` is its first byte."""
     end = len(data)
     if count > 0x7F:
         count, position = read_long_varint(data, position, count)
@@ -203,7 +203,7 @@ class _Source:
             self.add("if False: yield")
 
     def pause(self) -> None:
-        """Pause behind an element if the slice is full."""
+        """Pause after an element if the slice is full."""
         if self.sliced:
             self.add("rows -= 1")
             with self.block("if rows <= 0:"):

@@ -285,7 +285,7 @@ class BrokerCleanerHost:
 
         One journal covers all groups; a group without remaining sources is dropped. The basis of
         the job is made durable first. This is the whole log, once per job: a marker or a later
-        value of a key may be anywhere behind the group, and must not be lost in a crash that keeps
+        value of a key may be anywhere after the group, and must not be lost in a crash that keeps
         the group. It is also the log start offset, if records below it were removed, so that they
         cannot return without their tombstones.
 

@@ -43,7 +43,7 @@ class PartitionErasure:
 
     No value of the key may be left below `end_offset`. It is None until the first search has ended.
     `tombstone_offset` is that of the last tombstone which the broker has written, if there were
-    values. A second one is at the end offset or behind it.
+    values. A second one is at the end offset or after it.
     """
 
     partition: int

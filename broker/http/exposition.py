@@ -20,7 +20,7 @@ Encode: TypeAlias = Callable[[Collector], bytes]
 ENCODED_SAMPLES: Final = 64  # at a time: 1 to 4 us each
 OPENMETRICS_END: Final = b"# EOF\n"
 _number: Final[Callable[[float], str]] = floatToGoString
-# Samples that the text format moves behind the others of their family.
+# Samples that the text format moves after the others of their family.
 _MOVED: Final = ("_created", "_gsum", "_gcount")
 
 

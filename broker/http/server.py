@@ -380,7 +380,7 @@ def _server_logger() -> logging.Logger:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the text of an aiohttp error without the client's bytes behind it."""
+    """Return the text of an aiohttp error without the client's bytes after it."""
     text = error.message if isinstance(error, HttpProcessingError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]

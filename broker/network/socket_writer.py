@@ -138,7 +138,7 @@ class SocketWriter:
             if isinstance(part, FetchSlice) or len(buffers) == MAX_BUFFERS:
                 break
             buffers.append(part)
-        # MSG_MORE keeps the header of a response in one segment with the file range behind it.
+        # MSG_MORE keeps the header of a response in one segment with the file range after it.
         flags = socket.MSG_MORE if len(buffers) < len(self._parts) else 0
         sent = self._socket.sendmsg(buffers, [], flags)
         self.bytes_sent += sent

@@ -9,7 +9,7 @@ Rules
 - If the version of a view on disk is unknown, each round reads it again.
 - The manifest of a view is written again if it or its copy is missing, or if the topic becomes
   compacted: the manifest says so before the topic is cleaned.
-- A view is due when enough data is behind its horizon, well before any of it expires, and when its
+- A view is due when enough data is after its horizon, well before any of it expires, and when its
   strategy changed. After a failure it waits.
 - Topics take turns, so that one with many views does not delay those of others. A round begins
   compactions for COMPACT_SECONDS; the next one looks anew what is due.

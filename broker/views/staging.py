@@ -16,7 +16,7 @@ from storage.view.ledger import CopiedTail
 
 
 def section_of(view: ViewPartition, horizon: int, *, end_offset: int = 1 << 62) -> ViewSection:
-    """Return the closed part of the log behind a horizon and below `end_offset`."""
+    """Return the closed part of the log after a horizon and below `end_offset`."""
     log = view.base.log
     return view_section(
         log.segment_facts(),

@@ -83,7 +83,7 @@ class ViewStatus:
     version_header: str
     null_key: str
     deleted_keys: int  # in the ledger
-    backlog_bytes: int  # closed segments behind the horizon
+    backlog_bytes: int  # closed segments after the horizon
     made_ms: int  # -1 without a ledger
     missed: tuple[tuple[int, int], ...]
     state: str

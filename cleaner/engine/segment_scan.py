@@ -112,7 +112,7 @@ def uncompressed_records_max(reader: SourceReader) -> int:
 def _consume_compressed(context: CleanContext, consumer: BatchConsumer, records_max: int) -> None:
     """Consume the batch at the reader's position.
 
-    `records_max`: the uncompressed batches behind it have at most as many records.
+    `records_max`: the uncompressed batches after it have at most as many records.
     """
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)

@@ -46,7 +46,7 @@ def view_section(
 
     Its horizon is the present one if there is nothing to do.
     """
-    # The cleaner removes nothing behind the horizon. After a crash on a full disk, the log start
+    # The cleaner removes nothing after the horizon. After a crash on a full disk, the log start
     # may be below the segments that retention has left.
     left = max(log_start_offset, segments[0].base_offset)
     first = max(horizon, left)

@@ -35,7 +35,7 @@ class WaitingTimes:
         self._earliest_ms.setdefault(verdict.partition, now_ms)
         self._topics_ms.setdefault(verdict.partition.topic, now_ms)
         if Reason.IN_PROGRESS in blocking:
-            self._earliest_ms[verdict.partition] = now_ms + 1  # behind the waits that have begun
+            self._earliest_ms[verdict.partition] = now_ms + 1  # after the waits that have begun
         if blocking <= _WAITING:
             return self._since_ms.setdefault(verdict.partition, now_ms)
         if blocking != {Reason.PAUSED_BY_BROKER}:

@@ -141,11 +141,11 @@ class _RangeReader:
         """Yield the rows of a fetch; return the next offset to fetch."""
         data = with_slack(fetched.records)
         end = len(fetched.records)
-        behind = int(offset_after(data, end))
-        if position < behind < self._end:
+        next_offset = int(offset_after(data, end))
+        if position < next_offset < self._end:
             self._client.send_fetch(
                 self._partition,
-                behind,
+                next_offset,
                 isolation=self._options.isolation,
                 max_bytes=self._max_bytes,
                 wait_ms=self._options.fetch_wait_ms,
@@ -169,7 +169,7 @@ class _RangeReader:
         self._max_bytes *= 2
 
     def _skip_gap(self, position: int, error: OffsetsGoneError) -> int:
-        """Return the offset behind lost ones. Raises the error if they may not be lost."""
+        """Return the offset after lost ones. Raises the error if they may not be lost."""
         is_below = position < error.log_start_offset
         if not (is_below and self._options.from_start and not self._has_begun):
             if self._options.on_gone is None:

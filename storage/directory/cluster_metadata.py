@@ -51,7 +51,7 @@ HASH_KEY_BYTES: Final = 16
 # Apache Kafka assigns producer ids from 0 on. Ours begin far above: in a log that both have
 # written, two producers must not have the same id (docs/decisions/0010).
 FIRST_PRODUCER_ID: Final = 1 << 40
-# No broker has assigned such ids: a client invented them. To continue behind the largest of them
+# No broker has assigned such ids: a client invented them. To continue after the largest of them
 # could leave no free id.
 INVENTED_PRODUCER_ID: Final = 1 << 62
 ENTRIES_AT_ONCE: Final = 500  # users, ACLs or quotas; 1 ms

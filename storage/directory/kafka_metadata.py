@@ -174,7 +174,7 @@ class _Data(NamedTuple):
 
 
 def _records(env: Env, path: str, *, is_last: bool) -> Iterator[_Data]:
-    """Yield the records of one file; `is_last`: a bad batch without one behind it is a torn end."""
+    """Yield the records of one file; `is_last`: a bad batch without one after it is a torn end."""
     file = env.open(path)
     end, position, next_offset = file.size(), 0, 0
     try:

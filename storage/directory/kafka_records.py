@@ -48,12 +48,12 @@ class ValueReader:
         return float(value)
 
     def nullable_bytes(self) -> bytes | None:
-        """Return bytes behind their length; None for null."""
+        """Return bytes after their length; None for null."""
         size = self.uvarint()
         return None if size == 0 else self.take(size - 1)
 
     def data(self) -> bytes:
-        """Return bytes behind their length."""
+        """Return bytes after their length."""
         result = self.nullable_bytes()
         if result is None:
             raise MetadataLogError("a value is null")

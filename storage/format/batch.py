@@ -1,7 +1,7 @@
 """Record batches of format v2 (magic 2): reading, checking, stamping, building.
 
 `read_header` rejects impossible values, so sizes and offsets computed from a header are safe to
-use; it does not check the bytes behind the header. The CRC covers byte 21 to the end: base offset
+use; it does not check the bytes after the header. The CRC covers byte 21 to the end: base offset
 and leader epoch can be written in place, every other change needs a new CRC. This module decodes
 records in plain Python, for tools, groups and rebuilt batches. The hot paths use compiled kernels.
 
@@ -54,7 +54,7 @@ _MAX_TIMESTAMP_POSITION: Final = 35
 _ATTRIBUTES: Final = struct.Struct(">h")
 _CONTROL_KEY: Final = struct.Struct(">hh")  # version, type
 _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
-# The minimum of bytes behind the length field of a message of the formats v0 and v1.
+# The minimum of bytes after the length field of a message of the formats v0 and v1.
 _OLD_LENGTH_MIN: Final = (14, 22)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -90,7 +90,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Return the first offset behind this batch."""
+        """Return the first offset after this batch."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -164,7 +164,7 @@ def unpack_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Read and check a header; the buffer need not contain the bytes behind it.
+    """Read and check a header; the buffer need not contain the bytes after it.
 
     Raises UnsupportedMagicError for formats 0 and 1, CorruptBatchError for fewer than 61 bytes or
     an impossible value.
@@ -401,7 +401,7 @@ def iterate_views(records: Buffer, header: BatchHeader, position: int = 0) -> It
         last_delta = delta
         yield record
     if at != len(data):
-        raise CorruptBatchError("bytes behind the last record", position)
+        raise CorruptBatchError("bytes after the last record", position)
 
 
 def _decode_record(
@@ -452,7 +452,7 @@ def read_headers(
         value, at = _read_bytes(data, at, end)
         headers.append((key, value))
     if len(headers) == count and at != end:
-        raise CorruptBatchError("bytes behind the headers of a record")
+        raise CorruptBatchError("bytes after the headers of a record")
     return count, headers
 
 

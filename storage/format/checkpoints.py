@@ -31,7 +31,7 @@ def parse_number(text: str, largest: int) -> int | None:
 
 
 def decode_lines(data: bytes, path: str) -> list[str]:
-    """Return the lines of a checkpoint behind its version and line count.
+    """Return the lines of a checkpoint after its version and line count.
 
     A file that is empty or has the version only has no lines. Raises CorruptCheckpointError.
     """

@@ -121,7 +121,7 @@ class OffsetIndex:
         return (self.offsets[at], self.positions[at]) if at >= 0 else (-1, 0)
 
     def next_entry(self, position: int) -> tuple[int, int] | None:
-        """Return (relative offset, position) of the first entry at or behind `position`."""
+        """Return (relative offset, position) of the first entry at or after `position`."""
         at = bisect_left(self.positions, position)
         return (self.offsets[at], self.positions[at]) if at < len(self.positions) else None
 
@@ -130,13 +130,13 @@ class OffsetIndex:
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else 0
 
-    def positions_behind(self, position: int, count: int) -> Sequence[int]:
-        """Return the next indexed positions behind `position`, at most `count`."""
+    def positions_after(self, position: int, count: int) -> Sequence[int]:
+        """Return the next indexed positions after `position`, at most `count`."""
         at = bisect_right(self.positions, position)
         return self.positions[at : at + count]
 
     def truncate(self, position: int) -> None:
-        """Remove the entries of batches that start at `position` or behind it."""
+        """Remove the entries of batches that start at `position` or after it."""
         keep = bisect_left(self.positions, position)
         del self.offsets[keep:]
         del self.positions[keep:]

@@ -57,7 +57,7 @@ class LeaderEpochs:
         """Add the epoch that begins at `start_offset`; return whether anything changed.
 
         Entries that contradict the new one (an epoch or offset not below it) are removed, as after
-        a truncation. Adding the latest epoch again, at or behind its start, changes nothing.
+        a truncation. Adding the latest epoch again, at or after its start, changes nothing.
         """
         assert epoch >= 0
         assert start_offset >= 0
@@ -92,7 +92,7 @@ class LeaderEpochs:
         return self._entries[after - 1].epoch if after else UNDEFINED
 
     def truncate_from_end(self, end_offset: int) -> bool:
-        """Remove the epochs that begin at `end_offset` or behind; return whether there were any."""
+        """Remove the epochs that begin at `end_offset` or after; return whether there were any."""
         keep = bisect_left(self._entries, end_offset, key=itemgetter(1))
         changed = keep < len(self._entries)
         del self._entries[keep:]

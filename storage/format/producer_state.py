@@ -279,7 +279,7 @@ class ProducerStates:
         """Add a marker; return the index entry if it aborts a transaction with data.
 
         The last stable offset of the entry is the start of the oldest *other* open transaction,
-        or the offset behind the marker, as in Kafka.
+        or the offset after the marker, as in Kafka.
         """
         entry = self._producers.get(producer_id) or self._add(producer_id)
         first_offset = entry.transaction_first_offset

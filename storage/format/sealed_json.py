@@ -1,6 +1,6 @@
 """A small file with a checksum: one header line, then JSON.
 
-    <magic> <version> <payload bytes> <crc32c of all before and behind it, 8 hex digits>\\n<payload>
+    <magic> <version> <payload bytes> <crc32c of all before and after it, 8 hex digits>\\n<payload>
 
 `unseal` returns exactly what was sealed. A file that was cut, extended or changed is an error, and
 so is a file of a newer version, because rewriting it would lose data.

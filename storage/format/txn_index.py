@@ -159,7 +159,7 @@ def aborted_in(segments: Iterable[TxnIndexEntries], first: int, end: int) -> Txn
     """Return the aborted transactions that overlap `[first, end)`.
 
     `segments` holds the entries of the segment of `first` and of each segment after it, in order.
-    The search skips the entries whose marker is below `first` and ends at the first entry behind
+    The search skips the entries whose marker is below `first` and ends at the first entry after
     which no transaction can begin before `end`: its cost does not grow with the rest of the index.
     """
     overlapping = TxnIndexEntries()

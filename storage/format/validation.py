@@ -128,7 +128,7 @@ def _no_single_batch(header: BatchHeader, size_bytes: int) -> Exception:
         return CorruptBatchError(f"batch length {header.batch_length}")
     if header.size_bytes > size_bytes:
         return InvalidRecordError("no whole batch")
-    return InvalidRecordError("more than one batch, or bytes behind it")
+    return InvalidRecordError("more than one batch, or bytes after it")
 
 
 def _refused_flag(attributes: int) -> Exception:
@@ -213,6 +213,6 @@ def _invalid_records(code: int, indexes: list[int]) -> InvalidRecordError:
         case RecordCode.OFFSETS:
             return InvalidOffsetsError("offset deltas are not 0, 1, 2, ...", indexes)
         case RecordCode.LEFT_OVER:
-            return InvalidRecordError("bytes behind the last record")
+            return InvalidRecordError("bytes after the last record")
         case _:
             return InvalidRecordError("a record is malformed", indexes)

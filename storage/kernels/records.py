@@ -160,7 +160,7 @@ def find_timestamp_kernel(
 ) -> tuple[int, int, int]:
     """Find the target among `record_count` records -> (code, offset delta, timestamp).
 
-    The delta is -1 if there is no such record. Records behind a first match are not checked;
+    The delta is -1 if there is no such record. Records after a first match are not checked;
     without `is_largest` the walk ends there.
     """
     best_delta, best_ms = -1, 0

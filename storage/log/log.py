@@ -4,7 +4,7 @@ Rules
 - All changes happen on the event loop; only `FlushTask.run` and slices run in threads.
 - When `append` returns, the batch is in the page cache; when it raises, the log does not have it.
   The high watermark is the log end offset, or with `varve.flush.on.ack` the end of the synced data.
-- `append_part` writes the first parts of a large batch behind the end, and moves no offset.
+- `append_part` writes the first parts of a large batch after the end, and moves no offset.
 - Log start <= high watermark <= log end; recovery point <= log end. A reader gets nothing at or
   above its end offset.
 - An offline directory and a closed log accept no appends.
@@ -257,7 +257,7 @@ class Log:
         return AppendInfo(first_offset, state.log_end_offset - 1, append_ms, state.log_start_offset)
 
     def append_part(self, records: memoryview, header: BatchHeader, *, now_ms: int) -> bool:
-        """Write the next part of a large batch behind the end; `append` writes the last one.
+        """Write the next part of a large batch after the end; `append` writes the last one.
 
         Return whether only that is left. Any other change of the active segment removes the parts;
         then the next call, or `append`, begins anew. Raises NoRoomError, LogDirectoryError (the log
@@ -281,7 +281,7 @@ class Log:
 
     @property
     def has_parts(self) -> bool:
-        """Return whether parts of a batch are behind the end."""
+        """Return whether parts of a batch are after the end."""
         return self._state.segments.active.has_parts
 
     def drop_last_parts(self) -> bool:

@@ -3,7 +3,7 @@
 Rules
 - The last stable offset (LogState.last_stable_offset) ends at the first offset of the oldest
   undecided transaction.
-- A finished transaction stays undecided for readers until the high watermark is behind its marker,
+- A finished transaction stays undecided for readers until the high watermark is after its marker,
   because a crash could lose the marker before that.
 """
 

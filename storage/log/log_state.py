@@ -174,6 +174,6 @@ class LogState:
             self.producers.note_high_watermark(offset)
 
     def end_of(self, segment: Segment) -> int:
-        """Return the offset behind all possible offsets of the segment."""
+        """Return the offset after all possible offsets of the segment."""
         following = self.segments.since(segment.base_offset)[1:]
         return following[0].base_offset if following else self.log_end_offset

@@ -5,7 +5,7 @@ Rules
   segment without the newer ones: a deleted value would return without its tombstone. So either the
   new log start offset is durable first, or each removal is durable before the next one.
 - The log start moves first: readers do not see segments whose files are still being removed.
-- Segments in a swap, and all behind them, wait for the next round.
+- Segments in a swap, and all after them, wait for the next round.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class LogRetention:
             self._epochs.note_log_start(offset)
 
     def begin(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
-        """Plan retention (storage/segments/expiry.py) and move the log start behind it.
+        """Plan retention (storage/segments/expiry.py) and move the log start after it.
 
         The files of the segments stay until `finish`.
         """

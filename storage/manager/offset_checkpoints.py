@@ -8,7 +8,7 @@ Rules
   log begins at its first segment. Without a cleaner offset it is cleaned from its start.
 - The files exist before the first partition, so a directory with partitions and without the files
   has lost them. Kafka assumes recovery point 0 then: it verifies all segments, truncates the first
-  damaged one at its first damaged batch, and deletes the segments behind it.
+  damaged one at its first damaged batch, and deletes the segments after it.
 - Kafka's formats name a partition without its topic id. Therefore no entry of a deleted partition
   may remain when another one with its name is created: after a kill, the next start would apply the
   offsets to the new partition and truncate or hide its records.

@@ -5,9 +5,9 @@ Rules
   or all new segments.
 - After a clean stop, read the headers at the ends of files only. After a crash, verify every batch
   from the recovery point on, and rebuild indexes, transaction index and producer state from them.
-- Behind the recovery point, truncate the log at the first bad batch. Never truncate below it: a bad
+- After the recovery point, truncate the log at the first bad batch. Never truncate below it: a bad
   batch there becomes a damaged range. If the last batch ends below the recovery point, or damage
-  hides the end of the log, continue in a new segment behind it, whose name shows the end: no offset
+  hides the end of the log, continue in a new segment after it, whose name shows the end: no offset
   is assigned twice, even if a later start does not find the recovery point.
 - A batch with a valid CRC whose offset contradicts later batches is a damaged range everywhere: the
   CRC does not cover the offset, and such a batch is not a torn write.
@@ -206,7 +206,7 @@ def load_log(
         is_noted = loading.next_offset in snapshots_in(env, directory)
     if loading.next_offset < recovery_point and not is_point_lost:
         missing = f"[{loading.next_offset}, {recovery_point})"
-        loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
+        loading.note(f"flushed offsets {missing} cannot be read; the log goes on after them")
         loading.next_offset = recovery_point
         loading.shows_end = False
     if log_start_offset is not None and loading.segments and log_start_offset > loading.next_offset:
@@ -284,7 +284,7 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             is_doubtful = False
         except (CorruptIndexError, CorruptBatchError) as error:
             loading.note(str(error))
-            # Bytes behind the recovery point may be at its end: parts of a batch that was not
+            # Bytes after the recovery point may be at its end: parts of a batch that was not
             # appended, whose removal was not durable when the segment was closed.
             if (
                 index == count - 1
@@ -378,7 +378,7 @@ def _states_before(loading: _Loading, first: int) -> ProducerStates:
     """Return the producer state before a segment.
 
     A snapshot may have the state of another offset, which its checksum does not show. Then the
-    markers behind it would end other transactions. If the transaction indexes of the segments say
+    markers after it would end other transactions. If the transaction indexes of the segments say
     so, and the whole log agrees with them, the state is that of the log.
     """
     segments = loading.segments
@@ -474,7 +474,7 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
                 position = batch.end_position
         except _OverlapError as overlap:
             if _follow_empty(overlap.batch, later, loading):
-                loading.note(f"{segment.path} goes on: the segments behind it are empty")
+                loading.note(f"{segment.path} goes on: the segments after it are empty")
                 position, following, was_cut = overlap.batch.position, None, True
             else:
                 position = _undo_overlap(loading, segment, overlap.batch, later)
@@ -581,7 +581,7 @@ def _undo_overlap(
     cut_bytes = segment.size_bytes - batch.position
     loading.counts.bytes_cut += cut_bytes
     loading.note(
-        f"{segment.path}: {cut_bytes} bytes truncated: the segments behind it also have its"
+        f"{segment.path}: {cut_bytes} bytes truncated: the segments after it also have its"
         f" records from {first} on"
     )
     segment.cut_back(batch.position)
@@ -594,8 +594,8 @@ def _offset_behind(
 ) -> int:
     """Return the offset after a damaged batch if its header is plausible, else -1.
 
-    Batches behind the damage take precedence, and so does the segment behind, at `following`: if
-    the header led beyond them, they would be cut.
+    Batches after the damage take precedence, and so does the next segment, at `following`: if the
+    header led beyond them, they would be cut.
     """
     try:
         header = read_header(segment.file.pread(HEADER_BYTES, damage.position))
@@ -697,7 +697,7 @@ def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) 
 def _compare_epoch(loading: _Loading, epoch: int, offset: int) -> None:
     """Note whether the epochs contradict that of a batch: their file is missing or wrong.
 
-    An epoch is durable before its first batch, and stays until the log start is behind its last
+    An epoch is durable before its first batch, and stays until the log start is after its last
     offset; `offset` is the last one of the batch.
     """
     epochs, latest = loading.epochs, loading.epochs.latest

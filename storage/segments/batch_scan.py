@@ -41,7 +41,7 @@ SEARCH_BYTES_MIN: Final = 64 << 20
 SEARCH_CANDIDATES_MAX: Final = 4_000
 LED_MAX: Final = 100  # headers; between two entries of an index there are no more than 68
 
-OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
+OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message after its length field
 
 LENGTH_POSITION: Final = 8  # in a header, as the two below
 LAST_OFFSET_DELTA_POSITION: Final = 23
@@ -101,7 +101,7 @@ def verify(batch: ScannedBatch, path: str) -> None:
 
 
 def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
-    """Return the position behind messages of formats 0 and 1, and the offset behind them or -1.
+    """Return the position after messages of formats 0 and 1, and the offset after them or -1.
 
     Only messages with a valid CRC-32 count; it covers the magic byte to the end.
     """

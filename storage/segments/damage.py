@@ -73,23 +73,23 @@ def why_contradicted(
 
     `next_offset` is the end of the batch before it; a batch that follows without a gap is valid. If
     the next batch is intact and begins before this one ends, one of them is wrong: the next one, if
-    this one fits in front of the batch behind both.
+    this one fits in front of the batch after both.
     """
     if (header.base_offset, header.record_count) == (next_offset, header.last_offset_delta + 1):
         return ""
-    position_behind = position + header.size_bytes
-    behind = _header_at(file, position_behind)
-    if behind is None or not next_offset <= behind.base_offset <= header.last_offset:
+    next_position = position + header.size_bytes
+    following = _header_at(file, next_position)
+    if following is None or not next_offset <= following.base_offset <= header.last_offset:
         return ""
-    if intact_batch(file, position_behind, end) is None:
+    if intact_batch(file, next_position, end) is None:
         return ""
-    last = _header_at(file, position_behind + behind.size_bytes)
+    last = _header_at(file, next_position + following.size_bytes)
     would_fit = (
-        last is not None and header.next_offset + behind.last_offset_delta < last.base_offset
+        last is not None and header.next_offset + following.last_offset_delta < last.base_offset
     )
     if would_fit and intact_batch(file, position, end) is not None:
         return ""
-    return f"offset {header.last_offset} in front of {behind.base_offset}"
+    return f"offset {header.last_offset} in front of {following.base_offset}"
 
 
 def _header_at(file: File, position: int) -> BatchHeader | None:
@@ -130,7 +130,7 @@ class DamageSearch:
         """
         first_offset, last_position = self._walk_to(position)
         if last_position >= 0 and self._intact_batch(last_position) is None:
-            return self.find(last_position, f"CRC does not match; {reason} behind it")
+            return self.find(last_position, f"CRC does not match; {reason} after it")
         end_position, _ = skip_old_messages(self._file, position, self._size_bytes)
         if end_position == position:
             end_position = self._end_of_damage(position, first_offset)
@@ -182,7 +182,7 @@ class DamageSearch:
         return intact_batch(self._file, position, self._size_bytes)
 
     def _walk_to(self, position: int) -> tuple[int, int]:
-        """Return the offset behind the batches before `position`, and the position of the last one.
+        """Return the offset after the batches before `position`, and the position of the last one.
 
         The position is -1 if no batch ends at `position`.
         """
@@ -210,7 +210,7 @@ class DamageSearch:
         return next_offset, last_position if at == position else -1
 
     def _end_of_damage(self, position: int, first_offset: int) -> int:
-        """Return the position of the next whole batch behind the damage at `position`."""
+        """Return the position of the next whole batch after the damage at `position`."""
         header = _header_at(self._file, position)
         if header is not None:
             # Most damage is in records; then the length in the header leads to the next batch.
@@ -218,17 +218,17 @@ class DamageSearch:
             if end == self._size_bytes or self._intact_batch(end) is not None:
                 return end
         offsets = range(first_offset, self._base_offset + RELATIVE_OFFSET_MAX + 1)
-        end = self._indexed_behind(position)
+        end = self._indexed_after(position)
         is_border = end < self._size_bytes
         return find_batch(self._file, position + 1, end, offsets, is_border=is_border)
 
-    def _indexed_behind(self, position: int) -> int:
-        """Return the position of the next intact, indexed batch behind `position`, else the end.
+    def _indexed_after(self, position: int) -> int:
+        """Return the position of the next intact, indexed batch after `position`, else the end.
 
         It bounds the search, and distinguishes batches that lead to it from bytes in a record.
         """
         if self._offsets is not None:
-            for at in self._offsets.positions_behind(position, INDEXED_TRIED_MAX):
+            for at in self._offsets.positions_after(position, INDEXED_TRIED_MAX):
                 if self._intact_batch(at) is not None:
                     return at
         return self._size_bytes

@@ -133,7 +133,7 @@ def _boundary(
 def _scanned_boundary(
     segment: Segment, position: int, limit: int, end: int, *, at_least_one: bool
 ) -> int:
-    """Like `_boundary`, from the headers behind `position`. Raises CorruptBatchError."""
+    """Like `_boundary`, from the headers after `position`. Raises CorruptBatchError."""
     stop = position
     for batch in scan(segment.file, position, end, whole=False):
         if batch.end_position > limit:

@@ -57,7 +57,7 @@ def remove_snapshots(env: Env, directory: str, offsets: Sequence[int]) -> None:
 def load_states(
     env: Env, directory: str, segments: Sequence[Segment], end_offset: int
 ) -> ProducerStates:
-    """Return the state before `end_offset`: from the newest usable snapshot and the log behind it.
+    """Return the state before `end_offset`: from the newest usable snapshot and the log after it.
 
     `segments` are the segments of the log. Invalid snapshots are deleted.
     """

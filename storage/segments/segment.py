@@ -8,7 +8,7 @@ Rules
   changed or served. It ends at the next whole batch, so that all other batches are served.
 - A whole batch is served even if the cleaner cannot use it (`uncleanable`).
 - `append` writes everything or raises; then `cut_back` restores the files.
-- The first parts of a large batch may be written behind the end before its append. They belong to
+- The first parts of a large batch may be written after the end before its append. They belong to
   no batch until then, and any other change removes them. A crash leaves them as a torn write.
 - A segment does not know other segments, high watermarks, configs or readers.
 
@@ -79,7 +79,7 @@ class IndexNotReadyError(StorageError):
 
 
 class _Parts(NamedTuple):
-    """The parts of a large batch that are behind the end of the segment."""
+    """The parts of a large batch that are after the end of the segment."""
 
     records: memoryview
     header: bytes  # of the batch, as it was written
@@ -441,7 +441,7 @@ class Segment:
         if header.last_offset - self.base_offset > RELATIVE_OFFSET_MAX:
             return f"offset {header.last_offset} is too far from the base"
         if position > FILE_POSITION_MAX:
-            return f"byte {position} is behind the largest position of an index"
+            return f"byte {position} is after the largest position of an index"
         return ""
 
     def start_rebuild(self) -> None:
@@ -575,7 +575,7 @@ class Segment:
 
     @property
     def has_parts(self) -> bool:
-        """Return whether parts of a batch are behind the end."""
+        """Return whether parts of a batch are after the end."""
         return self._parts is not None
 
     def drop_parts(self) -> None:

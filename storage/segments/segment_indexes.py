@@ -283,9 +283,9 @@ class SegmentIndexes:
             time_file.pwrite(entry, end)
 
     def cut(self, position: int) -> None:
-        """Remove the entries of batches that begin at `position` or behind it."""
+        """Remove the entries of batches that begin at `position` or after it."""
         self.offsets.truncate(position)
-        # A time entry behind the last offset entry was written by `seal`.
+        # A time entry after the last offset entry was written by `seal`.
         relative, _ = self.offsets.last
         self.times.truncate(relative + 1)
         self.trim()
@@ -306,7 +306,7 @@ class SegmentIndexes:
 
 
 def _lacks_entry(log: File, start: int, end: int) -> bool:
-    """Return whether a batch behind the largest interval begins before `end`."""
+    """Return whether a batch after the largest interval begins before `end`."""
     try:
         for batch in scan(log, start, end, whole=False):
             if batch.position - start > INTERVAL_BYTES_MAX:

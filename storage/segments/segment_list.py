@@ -69,7 +69,7 @@ class SegmentList:
 
     @property
     def first_base_offset(self) -> int:
-        """Return the base offset of the first segment; the log may start behind it."""
+        """Return the base offset of the first segment; the log may start after it."""
         return self.bases[0]
 
     @property

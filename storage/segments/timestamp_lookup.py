@@ -88,7 +88,7 @@ class HeaderScan:
     """
 
     def __init__(self, segment: Segment, position: int, at_least_ms: int) -> None:
-        self.position = position  # after `run`: behind what it has read
+        self.position = position  # after `run`: the end of what it has read
         self.match: ScannedBatch | None = None  # after `run`: the batch, if it is among them
         self._at_least_ms = at_least_ms
         self._task = IndexLoad(segment, self._read)

@@ -17,7 +17,7 @@ class VerifiedPart(NamedTuple):
 
     position: int
     end_position: int
-    next_offset: int  # behind the last of these batches
+    next_offset: int  # after the last of these batches
     batches: int
     records: int
     damage: str  # why no batch can be read at `end_position`; empty if one may be

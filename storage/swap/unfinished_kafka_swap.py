@@ -166,12 +166,12 @@ def _may_hold(env: Env, directory: str, base_offset: int, batch_offset: int) -> 
 
 
 def _next_offset(env: Env, directory: str, segment: SegmentFile) -> int:
-    """Return the offset behind the last batch of a log file; verify every batch."""
+    """Return the offset after the last batch of a log file; verify every batch."""
     return _last_batch(env, directory, segment)[1]
 
 
 def _last_batch(env: Env, directory: str, segment: SegmentFile) -> tuple[int, int]:
-    """Return the base offset of the last batch of a log file and the offset behind it.
+    """Return the base offset of the last batch of a log file and the offset after it.
 
     Verify every batch. The first part is -1 without a batch of version 2.
     """

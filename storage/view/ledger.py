@@ -169,7 +169,7 @@ def _remove_copy(env: Env, directory: str) -> None:
     """Remove the copy of the manifest from the folder of a compaction, durably."""
     with suppress(FileNotFoundError, IsADirectoryError):
         env.unlink(f"{directory}/{MANIFEST_NAME}")
-    env.sync_dir(directory)  # also after a process that was killed behind the unlink
+    env.sync_dir(directory)  # a process may have been killed after the unlink
 
 
 def open_ledger(
@@ -451,6 +451,6 @@ def remove_view(env: Env, partition_directory: str) -> bool:
             _remove_copy(env, f"{folder}/{name}")
     with suppress(FileNotFoundError):
         env.unlink(f"{folder}/{MANIFEST_NAME}")
-    env.sync_dir(folder)  # also after a process that was killed behind the unlink
+    env.sync_dir(folder)  # a process may have been killed after the unlink
     env.remove_tree(folder)
     return True

@@ -76,7 +76,7 @@ class CompactedViewLog:
 
     @property
     def log_start_offset(self) -> int:
-        """Return the first offset of the ledger, or of the log behind it."""
+        """Return the first offset of the ledger, or of the log after it."""
         if self.ledger is None:
             return self.log.log_start_offset
         first = self.ledger.first_offset
@@ -84,7 +84,7 @@ class CompactedViewLog:
 
     @property
     def _resumes(self) -> int:
-        """Return where the log continues behind the ledger."""
+        """Return where the log continues after the ledger."""
         return max(self.horizon, self.log.log_start_offset)
 
     def epoch_of(self, offset: int) -> int:

@@ -141,7 +141,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 def spoil(path: Path) -> None:
     with path.open("r+b") as file:
-        file.seek(70)  # among the records of the first batch, behind its header
+        file.seek(70)  # among the records of the first batch, after its header
         file.write(b"garbage")
 
 

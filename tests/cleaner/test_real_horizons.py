@@ -114,7 +114,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         assert not shop.env.exists(hurt)
         await shop.cleaned(job.end_offset)
         assert shop.manager.table.cleaner_offsets[T0] == job.end_offset
-        assert len(shop.host.done) == 2, "what was clean behind the damage is not cleaned again"
+        assert len(shop.host.done) == 2, "what was clean after the damage is not cleaned again"
 
 
 async def test_a_clean_goes_on_with_the_rest_when_retention_takes_its_first_segments(

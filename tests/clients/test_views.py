@@ -107,7 +107,7 @@ class ConfluentReader:
             }
         )
         self._consumer.assign([self._where])
-        self._at = -1  # behind the last record, or where the client last said that the end is
+        self._at = -1  # after the last record, or where the client last said that the end is
         self.values: Values = {}
 
     def read_to_the_end(self) -> None:

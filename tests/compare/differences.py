@@ -8,7 +8,7 @@ What may differ, and is checked to be nothing else (docs/reference/compare-with-
   ours lose them, and segments that lie there wholly are left to retention. So after DeleteRecords
   markers and empty batches may go earlier with us, since what they stood for is out of sight, and
   markers later, since it was not cleaned away.
-- Small offset map. The two sides clean in different steps. Kafka, in a step that begins behind an
+- Small offset map. The two sides clean in different steps. Kafka, in a step that begins after an
   abort marker of the same segment, takes later transactions of that producer for aborted, and
   leaves what they supersede for good: superseded records may be missing with us.
 - Base timestamps. Of a batch rebuilt without a delete horizon Kafka takes the first record left, we
@@ -22,7 +22,7 @@ What may differ, and is checked to be nothing else (docs/reference/compare-with-
   After any stop Kafka forgets the producers of a log without records; and so, until they are heard
   of again, their coordinators' epochs and the beginnings of their open transactions.
 - After an unclean stop Kafka counts a transaction that is open, and began below the log start
-  (DeleteRecords), from its first batch behind it; we count it from its beginning, as both do before
+  (DeleteRecords), from its first batch after it; we count it from its beginning, as both do before
   the stop, if such a batch is left. No case has all three.
 - A first dirty or last stable offset may lie anywhere in a hole of the log, on both sides.
 - Selective cleans leave superseded records and tombstones for a later clean of the whole log. The

@@ -233,7 +233,7 @@ def _roll(world: World) -> None:
     if world.chance(0.2):
         world.leader_epoch += 1
     if leaps:
-        _append_plain(world)  # the log ends behind the gap only with something there
+        _append_plain(world)  # the log ends after the gap only with something there
 
 
 def _append_something(world: World) -> None:

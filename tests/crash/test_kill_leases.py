@@ -102,7 +102,7 @@ def test_a_hand_back_survives_kills_of_the_broker_at_any_moment(tmp_path: Path) 
             lease = leases.open(TOPIC, roll=True)
             lease.end()  # nobody keeps it alive: it has two minutes
             asking = Asking(broker, lease.plan.compaction_id)
-            # Before anything is made; before it is asked for; at once; and at any moment behind.
+            # Before anything is made; before it is asked for; at once; and at any moment after.
             if number > 0:
                 carry_out(lease)
             if number > 1:

@@ -340,7 +340,7 @@ def test_kafka_opens_what_is_left_to_it_and_serves_what_both_wrote(
 
 
 def assert_committed_view(kafka: KafkaBroker, local: View) -> None:
-    """The transaction left open is Kafka's to end: behind it more may have come to light."""
+    """The transaction left open is Kafka's to end: after it more may have come to light."""
     results = read_topics(kafka.bootstrap, TOPICS, "read_committed")
     undecided = (TRANSFERS, 0)
     assert results[undecided][: len(local[undecided])] == local[undecided]
@@ -379,7 +379,7 @@ def assert_begins_with(value: View, earlier: View) -> None:
 
 
 def still_works(kafka: KafkaBroker) -> None:
-    """Kafka takes new records behind ours."""
+    """Kafka takes new records after ours."""
     producer = quiet_producer(kafka.bootstrap, idempotent=True)
     failures: list[str] = []
     for topic in TOPICS:

@@ -88,7 +88,7 @@ def copied(source: Path, target: Path) -> Path:
 
 
 def append_raw(data: Path, topic: str, partition: int, batches: Sequence[bytes]) -> None:
-    """Behind the last batch of a log, as if the broker had been killed directly after."""
+    """After the last batch of a log, as if the broker had been killed directly after."""
     folder = data / f"{topic}-{partition}"
     with max(folder.glob("*.log")).open("ab") as file:
         file.write(b"".join(batches))

@@ -111,7 +111,7 @@ def transaction(
     records: Iterable[tuple[bytes, bytes | None]],
     end: ControlType | None,
 ) -> tuple[list[bytes], int]:
-    """Batches of one transaction from `first_offset` on, its marker behind, and what comes next."""
+    """Batches of one transaction from `first_offset` on, its marker after, and what comes next."""
     rows = [
         Record(first_offset + place, START_MS, key, value)
         for place, (key, value) in enumerate(records)

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2_000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this one alone, with its trace")
-    parser.add_argument("--keep-going", action="store_true", help="also behind one that fails")
+    parser.add_argument("--keep-going", action="store_true", help="also after one that fails")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return _show(arguments.seed)

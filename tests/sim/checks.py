@@ -176,7 +176,7 @@ class Checks:
     def _past_damage(self, model: PartitionModel, offset: int, error: DamagedSegmentError) -> int:
         """Where a reader that meets damage at an offset goes on: at the next batch ever written.
 
-        A damaged range reaches to the batch behind it, over offsets that a clean removed. If whole
+        A damaged range reaches to the batch after it, over offsets that a clean removed. If whole
         batches were in it, the last records of their keys are missing.
         """
         if not model.damaged:

@@ -6,9 +6,9 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 - readable     everything between the log's start and its end can be read
 - written      what is read was written so, under the same offset; offsets ascend
 - damaged      only the batches that were damaged cannot be read
-- truncated    an operator's truncation takes what is at or behind its offset, and nothing else
+- truncated    an operator's truncation takes what is at or after its offset, and nothing else
 - acknowledged nothing that was acknowledged is lost: after a kill the log ends where it did, after
-               a loss of power at or behind the recovery point
+               a loss of power at or after the recovery point
 - latest-log   the last record of each key that a reader of committed records sees is the last that
                was committed; it may be missing if it expired, or is a tombstone
 - latest-view  the same of the view, which also keeps what expired; a view by timestamp or version
@@ -23,7 +23,7 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 - expired      a last record goes by retention.ms only when it is so old
 - lag          no record that is younger than min.compaction.lag.ms is compacted
 - stable       readers of committed records do not pass an open transaction, and wait for no other
-- undecided    nothing at or behind the last stable offset is compacted
+- undecided    nothing at or after the last stable offset is compacted
 - committed    nobody is shown a record of a transaction that was aborted, or is open
 - marker       as long as a batch of a transaction is left, its marker is
 - producer     a batch that is sent again is answered with its offset, and is not appended again;
@@ -62,8 +62,8 @@ from tests.support.cleaner.history import (
 )
 
 READ_BYTES = 1 << 20
-LENGTH_END = 12  # of a batch: its length counts what is behind
-CRC_END = 21  # its checksum covers what is behind
+LENGTH_END = 12  # of a batch: its length counts what comes after
+CRC_END = 21  # its checksum covers what comes after
 ENDS = "ends"
 
 
@@ -115,7 +115,7 @@ class PartitionModel:
     lag: tuple[int, int] = (0, 0)  # (since ms, min.compaction.lag.ms)
     log_start_max: int = 0
     deleted_to: int = 0  # by DeleteRecords
-    opened_end: int = 0  # what is behind was appended by the present process
+    opened_end: int = 0  # what comes after was appended by the present process
     unsure_producers: set[int] = field(default_factory=set)  # whom the log may have forgotten
     death: Death | None = None
     lost_power: bool = False  # since it was last seen whole
@@ -126,7 +126,7 @@ class PartitionModel:
     unsure: set[int] = field(default_factory=set)  # last records of keys that are not compared
     cutting: int | None = None  # the offset of a truncation that is under way
     lowest_cut: int = LARGEST_OFFSET  # offsets from here on were given again
-    cut_end: int = 0  # where the log ended behind the last truncation
+    cut_end: int = 0  # where the log ended after the last truncation
     flushed: int = 0  # the recovery point before it
     deleting: bool = False
 
@@ -195,12 +195,12 @@ class PartitionModel:
             ends = (batch.header.next_offset for batch in self.history)
             acknowledged = max(self.cut_end, *ends, 0)
             lowest = min(lowest, acknowledged)
-            # The process may have ended behind the cut, before the truncation returned.
+            # The process may have ended after the cut, before the truncation returned.
             if self.cutting is not None and end < acknowledged:
                 lowest = min(lowest, self._kept_end(self.cutting))
                 self.cut(max(end, self.cutting))
             if end < lowest:
-                raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or behind")
+                raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or after")
             if self.lost_power:
                 self.history.cut(end)
                 bases = {batch.base for batch in batches}
@@ -231,7 +231,7 @@ class PartitionModel:
         return last
 
     def _kept_end(self, offset: int) -> int:
-        """Where a log that is truncated to an offset ends: behind the last batch below it."""
+        """Where a log that is truncated to an offset ends: after the last batch below it."""
         ends = (batch.header.next_offset for batch in self.history)
         return max((end for end in ends if end <= offset), default=0)
 
@@ -457,7 +457,7 @@ def last_of_keys(records: Iterable[Record]) -> dict[bytes, Record]:
 
 
 def whole_batches(part: FetchSlice, damaged: Mapping[int, int]) -> tuple[list[Batch], int]:
-    """The batches of a slice without those that are damaged, and the offset behind it; -1: none."""
+    """The batches of a slice without those that are damaged, and the offset after it; -1: none."""
     data, results, position, end = part.read(), [], 0, -1
     while position < len(data):
         base, length = struct.unpack_from(">qi", data, position)

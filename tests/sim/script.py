@@ -51,7 +51,7 @@ POINTS: Final = [
 
 @dataclass(frozen=True)
 class Operation:
-    """One step. `pause`: virtual seconds behind it."""
+    """One step. `pause`: virtual seconds after it."""
 
     kind: str
     topic: str = "t"

@@ -172,7 +172,7 @@ def staging_a_view_holds_the_cleaner(patch: pytest.MonkeyPatch) -> None:
 
 
 def damage_reaches_to_the_end_of_its_segment(patch: pytest.MonkeyPatch) -> None:
-    """One flipped byte made all batches behind it unreadable."""
+    """One flipped byte made all batches after it unreadable."""
     patch.setattr(DamageSearch, "_end_of_damage", lambda self, *_: self._size_bytes)
 
 
@@ -229,7 +229,7 @@ def a_batch_is_appended_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_snapshot_has_no_sequences(patch: pytest.MonkeyPatch) -> None:
-    """Behind a start a producer could not go on."""
+    """After a start a producer could not go on."""
     to_snapshot = ProducerStates.to_snapshot
 
     def without_batches(self: ProducerStates) -> bytes:

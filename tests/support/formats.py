@@ -38,7 +38,7 @@ RECORDS = [
 # The bytes of one record of a batch of one, each wrong in one way.
 MALFORMED = [
     b"",  # no length
-    b"\x0c",  # nothing behind the length
+    b"\x0c",  # nothing after the length
     b"\x0b\x00\x00\x00\x01\x01\x00",  # negative length
     b"\x0c\x00\x00\x02\x01\x01\x00",  # offset delta beyond the batch
     b"\x0c\x00\x00\x01\x01\x01\x00",  # negative offset delta
@@ -48,8 +48,8 @@ MALFORMED = [
     b"\x0c\x00\x00\x00\x01\x01\x01",  # header count -1
     b"\x0c\x00\x00\x00\x01\x01\x04",  # headers past the record
     b"\x10\x00\x00\x00\x01\x01\x02\x01\x00",  # null header key
-    b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # bytes behind the headers
-    b"\x0c\x00\x00\x00\x01\x01\x00\x00",  # bytes behind the last record
+    b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # bytes after the headers
+    b"\x0c\x00\x00\x00\x01\x01\x00\x00",  # bytes after the last record
     b"\x80\x80\x80\x80\x80\x00" + bytes(10),  # length of six bytes
     b"\x80\x80\x80\x80\x10" + bytes(10),  # length of more than 32 bits
 ]

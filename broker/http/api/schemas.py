@@ -82,7 +82,7 @@ def fetch_schema(settings: SchemaRegistrySettings, number: int) -> Json:
     """Fetch a schema. Raises ApiError 404, and 502 if the registry does not answer as one.
 
     `schemas` are texts: of Avro with all references resolved; of Protobuf as file descriptors in
-    base64, those of imported files behind the first.
+    base64, those of imported files after the first.
     """
     path = f"/schemas/ids/{number}"
     answer = _ask(settings, path)

@@ -77,7 +77,7 @@ def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
         rewrite = RewritePass(context, {})
         rewrite.run(clean_groups)
         if rewrite.damaged:
-            # Behind damage no tombstone may be removed: clean the dirty groups again.
+            # After damage no tombstone may be removed: clean the dirty groups again.
             newest.drop()
             rewrite.run(dirty_groups)
         else:

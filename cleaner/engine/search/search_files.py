@@ -9,7 +9,7 @@ Rules
 - If nothing is found, the folders are synced: no deleted name comes back after a power loss.
 - Files come and go meanwhile. A file that is gone may have been copied before, so the folders are
   listed again until no file is new; a file that has changed is new.
-- A busy partition closes segments all the time. Those that begin at or behind the end of the search
+- A busy partition closes segments all the time. Those that begin at or after the end of the search
   only have later records, whatever happens to them, so they are searched once and no other listing
   follows for them.
 - A file with an unreadable part is reported, because it may have records of the key: a batch with a
@@ -315,7 +315,7 @@ def _version_of(record: Record, name: str) -> int | None:
 class _InFile:
     """The records of the key in one file, up to a position."""
 
-    next_offset: int  # behind the last batch
+    next_offset: int  # after the last batch
     position: int = 0
     records: int = 0
     first_offset: int = field(default=-1)

@@ -306,7 +306,7 @@ def _pieces(parts: Iterable[Words]) -> Iterator[Words]:
 
 
 def _directory(job: CleanJob, index: KeyIndex, blocks: Ints) -> Words:
-    """Return all words behind the rows."""
+    """Return all words after the rows."""
     packed_blocks = pack_blocks(blocks, index.source.base_offset)
     places = [
         np.concatenate(([position, len(places) - 1], places)).astype(np.uint64)

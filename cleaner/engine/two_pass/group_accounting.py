@@ -1,8 +1,8 @@
 """The decisions and counters of one group, for both ways of cleaning.
 
 Rules
-- Behind a damaged segment no tombstone or marker is removed or gets a delete horizon: the damaged
-  segment may have records that it deletes. The same holds behind a segment that was unreadable when
+- After a damaged segment no tombstone or marker is removed or gets a delete horizon: the damaged
+  segment may have records that it deletes. The same holds after a segment that was unreadable when
   the following ones were cleaned (`CleanJob.clean_below`), even if it is readable now.
 - While the clock is not trusted, nothing gets a delete horizon. Nor does it if the horizon is
   larger than any timestamp: then tombstones stay for ever.
@@ -84,7 +84,7 @@ class GroupAccounting:
 
     def close_segment(self) -> None:
         """Record the horizon of a processed segment."""
-        # Behind damage nothing is removed, so the horizons are not known to be complete.
+        # After damage nothing is removed, so the horizons are not known to be complete.
         state = self._context.state
         sound = state[fields.SOUND]
         self._horizons.append(int(state[fields.EARLIEST_MS]) if sound else UNKNOWN_HORIZON)

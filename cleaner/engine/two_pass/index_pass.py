@@ -99,7 +99,7 @@ def index_segment(
 def _index_compressed(context: CleanContext, records_max: int) -> int:
     """Unpack and index the batch at the reader's position; return DONE or the fault.
 
-    `records_max`: the uncompressed batches behind it have at most as many records.
+    `records_max`: the uncompressed batches after it have at most as many records.
     """
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)

@@ -46,5 +46,5 @@ class OffsetIndexCheck:
 
     @property
     def wrong(self) -> int:
-        """Return how many entries are wrong, those behind the last batch included."""
+        """Return how many entries are wrong, those after the last batch included."""
         return self._wrong + len(self._offsets) - self._checked

@@ -211,7 +211,7 @@ class _GroupVerifier:
             self._add_digest(first_offset, end_offset, after)
 
     def _contents_of(self, sources: Sequence[SourceSegment]) -> _Contents:
-        """Return what the sources have, behind those that retention removed."""
+        """Return what the sources have, after those that retention removed."""
         contents = _Contents()
         for source in sources:
             self._add(self._inputs, source, contents)

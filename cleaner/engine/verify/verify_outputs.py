@@ -203,7 +203,7 @@ def _in_order(
             raise InvalidOutputError(job.directory, -1, "a group has no sources")
         for base in group.source_base_offsets:
             if base <= before:
-                reason = f"segment {base} comes behind segment {before}"
+                reason = f"segment {base} comes after segment {before}"
                 raise InvalidOutputError(job.directory, -1, reason)
             before = base
     return list(zip(groups, folders, strict=True))

@@ -113,7 +113,7 @@ async def test_only_the_damaged_batch_is_answered_with_corrupt_message(
 ) -> None:
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         log = filled(broker).log
-        flip(env, 2 * BATCH_BYTES + 9)  # its length: the batches behind it have to be found
+        flip(env, 2 * BATCH_BYTES + 9)  # its length: the batches after it have to be found
         log.damage.mark(FIRST, 2 * BATCH_BYTES, "no batch")
         assert await fetch(broker, clients, 0) == (ErrorCode.NONE, [0, 1])
         assert await fetch(broker, clients, 2) == (ErrorCode.CORRUPT_MESSAGE, [])

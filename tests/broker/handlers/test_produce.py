@@ -73,8 +73,8 @@ MALFORMED = {
     "offset deltas of 0 and 5": GOOD_RECORDS[:11] + b"\x0a" + GOOD_RECORDS[12:],
     "a key longer than its record": GOOD_RECORDS[:4] + b"\x64" + GOOD_RECORDS[5:],
     "one record only": GOOD_RECORDS[: len(GOOD_RECORDS) // 2],
-    "bytes behind the last record": GOOD_RECORDS + b"\0",
-    "garbage behind many records": bytes(200_000),
+    "bytes after the last record": GOOD_RECORDS + b"\0",
+    "garbage after many records": bytes(200_000),
     "garbage of a large batch": b"\xff" * (3 << 20),
 }
 LARGE = {"max.message.bytes": "4194304"}

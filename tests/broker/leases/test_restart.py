@@ -155,7 +155,7 @@ def cut_and_written_again(env: MemoryEnv, broker: Broker) -> None:
 
 
 def end_lost(env: MemoryEnv, broker: Broker) -> None:
-    """Behind what was leased: the last records of producers were there."""
+    """After what was leased: the last records of producers were there."""
     served(broker).log.truncate_to(2 * RECORDS + 1, now_ms=env.wall_ms())
 
 

@@ -161,7 +161,7 @@ BAD_BATCHES: dict[str, tuple[bytes | None, ErrorCode]] = {
     "empty records": (b"", INVALID),
     "a torn batch": (bytes(batch()[:-5]), INVALID),
     "a torn header": (bytes(batch()[:40]), INVALID),
-    "bytes behind the batch": (bytes(batch()) + b"more", INVALID),
+    "bytes after the batch": (bytes(batch()) + b"more", INVALID),
     "two batches": (bytes(batch()) * 2, INVALID),
     "a wrong CRC": (patched(17, ">I", 0x12345678, seal=False), CORRUPT),
     "a flipped bit": (bytes(batch()[:-1] + b"\xff"), CORRUPT),
@@ -420,7 +420,7 @@ def test_mutated_requests_are_answered_or_closed_and_never_hang_or_kill(
     for _ in range(150):
         data = bytearray(rng.choice(frames)[4:])
         for _ in range(rng.choice((1, 1, 2, 8))):
-            # Behind API key and version: another API might legally delete something.
+            # After API key and version: another API might legally delete something.
             place = rng.randrange(4, len(data))
             data[place] = rng.choice((0, 0xFF, 0x7F, 0x80, rng.randrange(256)))
         if rng.random() < 0.2:
@@ -493,7 +493,7 @@ def test_pipelined_requests_with_large_answers_are_not_gathered_in_memory(
     ask = encode_request(ApiKey.DESCRIBE_CONFIGS, 3, 1, "", request)
     before = attacked.resident_bytes()
     with RawClient(attacked.port, receive_buffer_bytes=4096) as client:
-        # A large request first, so that there is room for many small ones behind it.
+        # A large request first, so that there is room for many small ones after it.
         client.produce(SCRATCH, with_body(b"x" * MIB))
         client.socket.settimeout(1)
         try:

@@ -159,7 +159,7 @@ async def test_a_throttled_client_keeps_no_memory_that_others_need(broker: Broke
         with Client(broker, "fast") as client:
             client.send(hello + frame)
             client.receive_frame()
-            client.send(frame[:500_000])  # behind the request that is throttled
+            client.send(frame[:500_000])  # after the request that is throttled
             client.receive_frame()
             time.sleep(0.1)
             return broker.listener.budget.used_bytes

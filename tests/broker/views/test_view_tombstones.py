@@ -360,7 +360,7 @@ async def test_a_view_that_is_switched_off_while_it_is_compacted_is_not_publishe
 def staging_beside(
     broker: Broker, in_between: Callable[[], Awaitable[Any]], *, times: int
 ) -> Callable[..., Staged]:
-    """`stage`, with something done on the loop behind its first source, so many times."""
+    """`stage`, with something done on the loop after its first source, so many times."""
     loop = asyncio.get_running_loop()
     remaining = times
 

@@ -134,10 +134,10 @@ def readable(log: Log, offsets: Iterable[int]) -> dict[int, bytes]:
             data = log.reader.read(offset, 1 << 20, end_offset=log.log_end_offset).read()
         except DamagedSegmentError:
             continue
-        with suppress(CorruptBatchError):  # behind the wanted batch
+        with suppress(CorruptBatchError):  # after the wanted batch
             for position, header in walk_headers(data):
                 if header.base_offset <= offset <= header.last_offset:
-                    # The first batch counts: consumers ignore lower offsets behind it.
+                    # The first batch counts: consumers ignore lower offsets after it.
                     values = value_in(data, position, header, offset) | values
     return values
 

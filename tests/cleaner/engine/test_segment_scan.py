@@ -18,7 +18,7 @@ RECORDS = 9  # of each batch
 
 
 def mixed_segment(env: MemoryEnv) -> SourceSegment:
-    """A compressed batch, and an uncompressed one behind it in the same read buffer."""
+    """A compressed batch, and an uncompressed one after it in the same read buffer."""
     records = [record(offset, f"k{offset}") for offset in range(2 * RECORDS)]
     batches = [batch(*records[:RECORDS], codec=LZ4), batch(*records[RECORDS:])]
     return write_segments(env, [segment(0, batches, 2 * RECORDS)])[0]

@@ -77,7 +77,7 @@ def test_an_emptied_marker_does_not_open_its_transaction_again() -> None:
         world.env.advance_ms(20_000)
     assert [(b.base, len(b.records)) for b in world.batches()] == [(2, 0), (3, 1)]
     world.checkpoint()
-    # The snapshots behind the first are written anew from it.
+    # The snapshots after the first are written anew from it.
     world.env.unlink(f"{FOLDER}/{file_name(4, SNAPSHOT)}")
     world.crash(kill=True)
     assert world.log.last_stable_offset == 4

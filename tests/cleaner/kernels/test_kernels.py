@@ -96,7 +96,7 @@ def siphash_oracle(message: bytes, k0: int, k1: int) -> tuple[int, int]:
 
 
 def hashed(message: bytes, offset: int = 0, k0: int = int(K0), k1: int = int(K1)) -> bytes:
-    # Ones around the message: what lies behind it must not count.
+    # Ones around the message: what lies after it must not count.
     buf = np.full(offset + len(message) + SLACK_BYTES, 255, dtype=np.uint8)
     buf[offset : offset + len(message)] = np.frombuffer(message, dtype=np.uint8)
     item, two = _hash(buf, offset, len(message), np.uint64(k0), np.uint64(k1))
@@ -222,7 +222,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class GuardedPages:
-    """Memory whose last byte has nothing behind it."""
+    """Memory whose last byte has nothing after it."""
 
     def __init__(self, size_bytes: int) -> None:
         self._pages = -(-size_bytes // PAGE)

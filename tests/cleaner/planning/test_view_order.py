@@ -236,11 +236,11 @@ def test_a_late_older_record_does_not_bring_a_deleted_key_back() -> None:
     batches = [
         [at(0, 10, b"a", b"1"), at(1, 20, b"a", None)],
         [at(2, 15, b"a", b"late")],
-        [at(3, 20, b"a", b"as old as the delete, and behind it")],
+        [at(3, 20, b"a", b"as old as the delete, and after it")],
     ]
     ledger, owned = rounds_of(batches, TIMESTAMP)
     assert owned[:2] == [[], []]
-    assert owned[2] == [(b"a", b"as old as the delete, and behind it")]
+    assert owned[2] == [(b"a", b"as old as the delete, and after it")]
     assert ledger.stored() == 0, "it was superseded"
 
 

@@ -343,8 +343,8 @@ def arranged(value: StagedOutputs, *order: int) -> None:
         ((1, 2), "the next group is that of segment 3, the job's is that of segment 0"),
         ((0, 2), "the next group is that of segment 5, the job's is that of segment 3"),
         ((), "the group of segment 0 is missing"),
-        ((0, 1, 1, 2), "segment 3 comes behind segment 3"),
-        ((0, 2, 1), "segment 3 comes behind segment 5"),
+        ((0, 1, 1, 2), "segment 3 comes after segment 3"),
+        ((0, 2, 1), "segment 3 comes after segment 5"),
     ],
 )
 def test_a_group_that_is_missing_there_twice_or_out_of_order_is_found(

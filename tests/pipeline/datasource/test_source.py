@@ -276,7 +276,7 @@ def test_a_task_that_fails_is_run_again_and_its_rows_are_all_there(
         yield from batches
         if not Path(marker).exists():
             Path(marker).touch()
-            raise RuntimeError("the first attempt fails behind its last row")
+            raise RuntimeError("the first attempt fails after its last row")
 
     rows = spark.range(0, 500, 1, 1).selectExpr("cast(id as string) as key", "'v' as value")
     save(rows.mapInArrow(fail_once, rows.schema), broker, topic=topic)

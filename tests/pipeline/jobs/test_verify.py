@@ -62,7 +62,7 @@ def random_rows(rng: random.Random, count: int, first: int = 0) -> Iterator[tupl
 
 
 def transactions(first_offset: int) -> list[bytes]:
-    """One that was aborted, and one that was committed, behind `first_offset`."""
+    """One that was aborted, and one that was committed, after `first_offset`."""
     result, at = [], first_offset
     for producer, kind in ((900, ControlType.ABORT), (901, ControlType.COMMIT)):
         rows = [
@@ -117,7 +117,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(PARTITIONS):
             horizon = compact_view(broker, "orders", n)
             assert horizon > 200
-        write(broker, "orders", random_rows(rng, 50, 1000))  # behind the horizon
+        write(broker, "orders", random_rows(rng, 50, 1000))  # after the horizon
     return directory
 
 

@@ -449,9 +449,7 @@ def test_an_index_that_lies_costs_time_and_no_rows(tmp_path: Path) -> None:
         b"",
         good[:-3],
         struct.pack(">ii", 3, len(data) - 70),  # no batch begins there
-        struct.pack(
-            ">ii", 3, good[-1] | good[-2] << 8 | good[-3] << 16
-        ),  # one behind what is asked
+        struct.pack(">ii", 3, good[-1] | good[-2] << 8 | good[-3] << 16),  # one after what is asked
         struct.pack(">ii", 3, 1 << 30),
     ]
     for lie in lies:

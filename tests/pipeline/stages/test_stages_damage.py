@@ -49,7 +49,7 @@ def some_log(rng: random.Random, *, transactions: bool) -> tuple[MemoryEnv, Clea
             world.abort_open()
             open_ones.clear()
             for producer in producers:
-                producer.epoch += 2  # behind those of the markers
+                producer.epoch += 2  # after those of the markers
                 producer.sequence = 0
             world.clean()
     world.abort_open()

@@ -1,4 +1,4 @@
-"""A large batch is written in parts behind the end of the log, and appended with the last one."""
+"""A large batch is written in parts after the end of the log, and appended with the last one."""
 
 import errno
 import random
@@ -65,7 +65,7 @@ def finish(log: Log, batch: memoryview) -> AppendInfo:
 
 
 def check_files(log: Log) -> None:
-    """No file has bytes behind the batches of its segment."""
+    """No file has bytes after the batches of its segment."""
     assert all(each.is_cut() for each in log.segments)
 
 

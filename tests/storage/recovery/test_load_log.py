@@ -148,7 +148,7 @@ BROKEN_INDEXES = {
     "empty": lambda raw, size: b"",
     "torn": lambda raw, size: raw[:-3],
     "half": lambda raw, size: raw[: len(raw) // size // 2 * size],
-    "zeros behind": lambda raw, size: raw + bytes(size * 100),
+    "zeros after": lambda raw, size: raw + bytes(size * 100),
     "all zeros": lambda raw, size: bytes(len(raw)),
     "garbage": lambda raw, size: random.Random(7).randbytes(len(raw)),
     "out of order": swap_entries,

@@ -49,7 +49,7 @@ def test_a_log_begins_where_it_did_though_compaction_left_nothing_there(env: Mem
     manager.close()
     manager = opened(env)
     log = manager.table.logs[PARTITION]
-    assert log.log_start_offset == 0  # a consumer that stands there goes on behind the hole
+    assert log.log_start_offset == 0  # a consumer that stands there goes on after the hole
     assert offsets_in(log, start=0) == list(range(second, 20))
     manager.close()
 
@@ -83,7 +83,7 @@ def test_while_segments_are_swapped_the_log_start_is_written_down(env: MemoryEnv
 
 
 def test_a_log_start_is_not_written_down_before_what_is_below_it_is_flushed(env: MemoryEnv) -> None:
-    """So that a log start behind the end of a recovered log can only be a damaged checkpoint."""
+    """So that a log start after the end of a recovered log can only be a damaged checkpoint."""
     manager = opened(env)
     log = filled(manager)
     log.delete_records(7)

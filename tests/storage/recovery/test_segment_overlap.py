@@ -76,7 +76,7 @@ def test_a_lost_swap_journal_costs_no_record(
     assert offsets_in(log) == sorted({1, 3} | REST)
     assert [base for base, _ in segments_of(log)] == [0, 5, 10, 15, 20, 25, 30, 35]
     assert not log.damage.ranges
-    assert any("the segments behind it also have" in note for note in loaded.notes)
+    assert any("the segments after it also have" in note for note in loaded.notes)
     assert append(log, b"x").first_offset == 40
 
 
@@ -114,7 +114,7 @@ def placed(offset: int, *values: bytes) -> bytes:
 UNPROVED = {
     "another value": placed(10, b"another value"),
     "one copy and one more value": placed(10, value_at(10)) + placed(12, b"another value"),
-    "an offset behind the log": placed(21, b"x"),
+    "an offset after the log": placed(21, b"x"),
 }
 
 
@@ -234,7 +234,7 @@ def test_an_offset_that_lies_behind_the_recovery_point_cuts_nothing(env: MemoryE
 def test_of_two_batches_that_contradict_each_other_one_is_damage(
     env: MemoryEnv, offsets: tuple[int, ...], damaged: int
 ) -> None:
-    """It is the second one if that would fit between the first one and the one behind both."""
+    """It is the second one if that would fit between the first one and the one after both."""
     open_log(env).close()
     for name in env.listdir(FOLDER):
         env.unlink(f"{FOLDER}/{name}")

@@ -322,7 +322,7 @@ def test_a_finding_that_is_at_no_border_of_batches_is_damage(env: MemoryEnv) -> 
 def test_a_batch_between_two_lengths_that_lie_is_served_unless_it_may_be_bytes_in_a_record(
     env: MemoryEnv, length: int, interval: int, refused: list[int]
 ) -> None:
-    """Neither the index nor a possible header behind it shows that it is a batch: decision 0020."""
+    """Neither the index nor a possible header after it shows that it is a batch: decision 0020."""
     log = filled(env, 8, index_interval_bytes=interval)
     for index in (2, 4):
         overwrite(env, FIRST, length.to_bytes(4, "big"), index * BATCH_BYTES + 8)

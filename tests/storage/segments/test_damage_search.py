@@ -71,7 +71,7 @@ def test_damage_begins_with_the_batch_before_it_if_the_length_of_that_batch_is_w
     search = searched(data)
     damage = search.find(4 * SIZE + 12, "no batch")  # where that length leads to
     assert damage.position == 2 * SIZE
-    assert damage.reason == "CRC does not match; no batch behind it"
+    assert damage.reason == "CRC does not match; no batch after it"
     assert ranges(search) == [(2, 3, BASE + 2, BASE + 3)]
 
 

@@ -68,7 +68,7 @@ def test_the_search_goes_into_the_batch(env: MemoryEnv, codec: int) -> None:
 
 
 def test_a_thread_reads_the_headers_that_the_index_cannot_skip(env: MemoryEnv) -> None:
-    """Behind a record of the future, the index has no entry until the others reach its time."""
+    """After a record of the future, the index has no entry until the others reach its time."""
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
     append(log, b"future", timestamp=1_000)
     for _ in range(HEADERS_AT_ONCE + 1):

@@ -15,7 +15,7 @@ PATH = f"{FOLDER}/{file_name(0, LOG)}"
 
 
 def damaged_log(env: MemoryEnv) -> Log:
-    """Six batches in a closed segment, the third of them damaged; one behind it."""
+    """Six batches in a closed segment, the third of them damaged; one after it."""
     log = open_log(env)
     fill(log, 6)
     log.roll(NOW_MS)

@@ -473,7 +473,7 @@ def test_without_a_journal_cleaned_files_are_deleted(env: MemoryEnv) -> None:
 
 
 def committed(env: MemoryEnv, plan: SwapPlan) -> None:
-    """Stop right behind the commit."""
+    """Stop right after the commit."""
     fault = env.fail_on(
         lambda op, path: op in ("rename", "unlink") and "varve-swap" not in path, errno.EIO
     )

@@ -81,9 +81,9 @@ class ModelResult:
 
 
 def model_clean(job: CleanJob, log: Sequence[bytes], keys_max: int) -> ModelResult:
-    """A clean of the batches of `log`, none of which lies at or behind the job's end.
+    """A clean of the batches of `log`, none of which lies at or after the job's end.
 
-    Batches of segments that begin behind the end of the map are not expected to change.
+    Batches of segments that begin after the end of the map are not expected to change.
     """
     last_offsets, map_end = model_map(job, log, keys_max)
     result = ModelResult(map_end=map_end, keys=len(last_offsets))

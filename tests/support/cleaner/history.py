@@ -75,7 +75,7 @@ class History:
         self.batches[batch.base] = batch
 
     def cut(self, offset: int) -> None:
-        """Forget what was at or behind an offset: it can be given again."""
+        """Forget what was at or after an offset: it can be given again."""
         self.batches = {base: batch for base, batch in self.batches.items() if base < offset}
         self.may_go = {item for item in self.may_go if item < offset}
         self.indexed_ms = {item: ms for item, ms in self.indexed_ms.items() if item < offset}

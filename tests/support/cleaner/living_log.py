@@ -235,8 +235,8 @@ class LivingLog:
             if base < self.log.segments.first_base_offset:
                 continue  # retention took it meanwhile
             result = self._content(base)
-            assert result is not None, f"3: segment {base} is behind the first uncleanable offset"
-            assert result.startswith(data), f"3: segment {base} is behind the first uncleanable one"
+            assert result is not None, f"3: segment {base} is after the first uncleanable offset"
+            assert result.startswith(data), f"3: segment {base} is after the first uncleanable one"
         self._check_horizons(job, before)
         self._finish(job, report, dirty_bytes)
         write_content_ids(self.env, FOLDER, self.log.segments.closed)

@@ -166,7 +166,7 @@ class Partition(RuleBasedStateMachine):
 
     @rule(share=st.integers(40, 100))
     def truncate(self, share: int) -> None:
-        """Behind a batch that is there: where a hole ends no start could tell from the log."""
+        """After a batch that is there: where a hole ends no start could tell from the log."""
         ends = [batch.header.next_offset for batch in self.world.batches()]
         if ends:
             self.world.truncate(ends[(len(ends) - 1) * share // 100])

@@ -151,7 +151,7 @@ CODECS = [NONE, NONE, NONE, GZIP, SNAPPY, LZ4, ZSTD]
 
 
 def random_log(seed: int, *, batches: int = 60) -> CompactedLog:
-    """A log with producers of all kinds, tombstones, gaps, and some cleans behind it."""
+    """A log with producers of all kinds, tombstones, gaps, and some cleans after it."""
     rng = random.Random(seed)
     log = CompactedLog(seed)
     producers = [Producer(number, is_transactional=number > 2) for number in range(1, 6)]

@@ -66,7 +66,7 @@ def of_another_version(name: str, data: bytes) -> bytes | None:
     if name.endswith(filenames.TXN_INDEX):
         return b"\0\x09" + data[2:]
     if name.endswith(filenames.SNAPSHOT):
-        body = data[6:]  # version int16, CRC-32C of what is behind it
+        body = data[6:]  # version int16, CRC-32C of what is after it
         return b"\0\x09" + crc32c(body).to_bytes(4, "big") + body
     if data.startswith(DELETED_KEYS_MAGIC):
         return data.replace(b" 1\n", b" 9\n", 1)

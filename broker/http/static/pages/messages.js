@@ -39,7 +39,7 @@ export function MessagesPage({ topic, partition }) {
 }
 
 // The partitions when the page was opened, and then whether the topic and the partition still exist: one row of
-// the list tells it, or records behind the end of the partition, which reads nothing.
+// the list tells it, or records after the end of the partition, which reads nothing.
 function usePartitions(topic, partition) {
   const first = useRef(null);
   return usePoll(async () => {

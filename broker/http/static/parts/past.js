@@ -66,7 +66,7 @@ function listBefore(history, changes, index) {
     for (const [base, next, size, newest] of [...change.removed, change.active]) rows.set(base, [base, next, size, UNKNOWN, newest, UNKNOWN, UNKNOWN]);
   }
   const segments = [...rows.values()].sort((a, b) => a[0] - b[0]);
-  // A segment that later ones were removed from behind ends where the next one begins.
+  // If the segments after one were removed, it ends where the next one begins.
   segments.forEach((row, at) => (segments[at] = [row[0], segments[at + 1]?.[0] ?? row[1], ...row.slice(2)]));
   return { segments };
 }

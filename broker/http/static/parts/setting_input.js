@@ -64,7 +64,7 @@ function Subset({ id, value, choices, onChange }) {
   </select>`;
 }
 
-// The range and the effect of a setting, behind its help text.
+// The range and the effect of a setting, after its help text.
 export function Help({ setting }) {
   const { minimum, maximum } = setting;
   return html`<p class="help">
