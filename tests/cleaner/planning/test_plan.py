@@ -1,8 +1,7 @@
-"""What is chosen, what is not and why, and how segments are grouped."""
+"""What is chosen, and what is not and why."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
 from cleaner.planning.dirty_section import live_segments
 from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.grouping import (
-    RELATIVE_OFFSET_MAX,
     group_all,
-    group_segments,
     plan_job,
 )
 from cleaner.planning.plan import (
@@ -34,7 +31,6 @@ from cleaner.planning.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from config.topics.table import CLEANER_STRATEGIES
-from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.model import SegmentFacts, TopicPartition
 from storage.segments.damage import DamagedSegment
 from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
@@ -712,109 +708,7 @@ def test_the_ratio_of_what_survives_stays_between_0_and_1(
     assert min(ratio, seen) - 1e-9 <= updated(ratio, 1, seen, alpha) <= max(ratio, seen) + 1e-9
 
 
-# --- grouping
-
-
-def sizes(groups: list[list[SegmentFacts]]) -> list[int]:
-    return [len(group) for group in groups]
-
-
-@pytest.mark.parametrize(
-    ("segment_bytes", "index_bytes", "expected"),
-    [
-        (10_000, 10_000, [6]),
-        (200, 10_000, [2, 2, 2]),
-        (199, 10_000, [1] * 6),
-        (1, 10_000, [1] * 6),
-        (10_000, 30, [3, 3]),
-        (10_000, 29, [2, 2, 2]),
-    ],
-)
-def test_a_group_stays_within_a_segments_sizes(
-    segment_bytes: int, index_bytes: int, expected: list[int]
-) -> None:
-    assert sizes(group_segments(even(6)[:-1], segment_bytes, index_bytes)) == expected
-
-
-def test_the_time_index_limits_a_group_too() -> None:
-    sources = [segment(i, i + 1, time_index_bytes=20) for i in range(4)]
-    assert sizes(group_segments(sources, 10_000, 40)) == [2, 2]
-
-
-def test_a_group_spans_no_more_than_a_relative_offset_can_say() -> None:
-    edge = RELATIVE_OFFSET_MAX + 1
-    fits = [segment(0, 10), segment(10, edge), segment(edge, edge + 1)]
-    assert sizes(group_segments(fits, 10_000, 10_000)) == [2, 1]
-    over = [segment(0, 10), segment(10, edge + 1)]
-    assert sizes(group_segments(over, 10_000, 10_000)) == [1, 1]
-
-
-def test_empty_segments_group_over_any_distance() -> None:
-    far = 10 * RELATIVE_OFFSET_MAX
-    sources = [segment(0, 10), segment(10, far, 0), segment(far, far + 1)]
-    assert sizes(group_segments(sources, 10_000, 10_000)) == [2, 1]
-
-
-@given(st.lists(st.tuples(st.integers(1, 1 << 32), st.integers(0, 300)), min_size=1, max_size=30))
-def test_groups_cover_all_sources_in_order_and_none_could_take_one_more(
-    shapes: list[tuple[int, int]],
-) -> None:
-    base, sources = 0, []
-    for length, size_bytes in shapes:
-        sources.append(segment(base, base + length, size_bytes))
-        base += length
-    groups = group_segments(sources, 300, 60)
-    assert [source for group in groups for source in group] == sources
-    for group, following in pairwise(groups):
-        more = [*group, following[0]]
-        assert (
-            sum(source.size_bytes for source in more) > 300
-            or len(more) > 6
-            or following[0].next_base_offset - 1 - group[0].base_offset > RELATIVE_OFFSET_MAX
-        )
-
-
-# --- jobs
-
-
-def test_a_job_carries_what_the_worker_needs() -> None:
-    config = replace(COMPACTED, segment_bytes=250, delete_retention_ms=77, compression_lz4_level=4)
-    log = facts(even(4), checkpoint=10, config=config)
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="run-1", now_ms=123)
-    assert job is not None
-    assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [20, 30]]
-    assert (job.first_dirty_offset, job.end_offset, job.log_end_offset_is_end) == (10, 40, False)
-    assert (job.generation, job.job_id, job.now_ms) == ("boot-1", "run-1", 123)
-    assert (job.delete_retention_ms, job.segment_bytes) == (77, 250)
-    assert (job.hash_key, job.last_records) == (INPUTS.hash_key, INPUTS.last_records)
-    assert job.compression_levels == ((GZIP, -1), (LZ4, 4), (ZSTD, 3))
-    assert job.drop_expired_tombstones
-
-
-def test_the_last_batch_is_kept_where_nothing_follows() -> None:
-    log = facts([segment(0, 10), segment(10, 10, 0)])
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1)
-    assert job is not None
-    assert job.log_end_offset_is_end
-
-
-def test_an_empty_active_segment_is_no_source() -> None:
-    log = facts([segment(0, 10), segment(10, 10, 0)])
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1)
-    assert job is not None
-    assert [x.base_offset for group in job.groups for x in group] == [0]
-
-
-def test_no_tombstone_is_dropped_by_a_clock_that_cannot_be_trusted() -> None:
-    log = facts(even(2), clock_trusted=False)
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1)
-    assert job is not None
-    assert not job.drop_expired_tombstones
-
-
-def test_there_is_no_job_for_what_is_not_to_be_cleaned() -> None:
-    log = facts(even(4), checkpoint=40)
-    assert plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1) is None
+# --- all together
 
 
 @given(
