@@ -6,9 +6,7 @@ Rules
   that was cut off.
 - A change that makes or removes many folders (topic_folders.py), or the offsets of many groups,
   gives way between them to the changes of other clients.
-- A client whose permission is on topics has a share of `limits.partitions`: it may create
-  partitions as long as it has fewer than are free. With the permission on the cluster, it has no
-  such limit.
+- The number of partitions has a limit, and clients have shares of it (partition_limits.py).
 - One change may create several topics. Their results are those of one change after the other.
 - Settings have layers (config/topics/keys.py): AlterConfigs changes the dynamic layer only. The
   settings file never deletes a topic and never removes partitions.
@@ -39,14 +37,14 @@ from typing import Any, Final, Protocol, TypeVar
 import structlog
 
 from broker.event_loop.loop_turns import Turns
-from broker.quotas.shares import Shares
 from broker.topics.effective_settings import INTERNAL_SETTINGS, EffectiveSettings, resolve_layers
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
+from broker.topics.partition_limits import PartitionLimits
 from broker.topics.topic_folders import TopicFolders
 from broker.topics.topics import Topic, TopicError, Topics
 from config.broker_keys import BrokerLimits
-from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
+from config.settings import CleanerSettings, Settings
 from config.topics.keys import TopicConfig, TopicLayers, retention_of_file
 from config.topics.names import InvalidTopicNameError, check_new_name, view_conflict, view_name
 from config.units import counted
@@ -172,8 +170,8 @@ class MetadataService:
         self._apply_limits = apply_limits
         self._open_views = open_views
         self._drop_counts = drop_counts
-        self._shares = Shares(settings.file.limits.partitions)
         self._folders = TopicFolders(manager, writer, settings)
+        self._limits = PartitionLimits(settings, self._folders.partition_count)
 
     # Start ------------------------------------------------------------------------
 
@@ -258,7 +256,7 @@ class MetadataService:
         if name in self._topics:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
         pending = sum(other.partitions for other in before)
-        self._check_count(partitions, partitions, new_topic.creator, pending)
+        self._limits.check(partitions, partitions, new_topic.creator, pending)
         config = resolve_layers(self._settings.layers(name, new_topic.dynamic, taken_over=False))
         self._check_view(name, config)
         return config
@@ -272,7 +270,7 @@ class MetadataService:
                 f"topic {name} has {counted(topic.partition_count, 'partition')} already; the "
                 f"number can only grow, so {total} is not possible",
             )
-        self._check_count(total, total - topic.partition_count, creator)
+        self._limits.check(total, total - topic.partition_count, creator)
         return topic
 
     async def create(
@@ -323,11 +321,10 @@ class MetadataService:
     ) -> list[TopicResult]:
         """Create the first of the topics, as many as make a group; return their results."""
         await self._folders.wait_finished([new_topic.name for new_topic in new_topics])
-        room = self._settings.file.limits.partitions - self._folders.partition_count()
         # There is room for all topics of a group. So no topic is refused because of another one
         # whose creation then fails.
         sizes = [new_topic.partitions for new_topic in new_topics]
-        group = new_topics[: _group_size(sizes, min(PARTITIONS_PER_GROUP, room))]
+        group = new_topics[: _group_size(sizes, min(PARTITIONS_PER_GROUP, self._limits.room))]
         results: dict[str, TopicResult] = {}
         permitted, turns = list[NewTopic](), Turns()
         for new_topic in group:
@@ -342,12 +339,12 @@ class MetadataService:
             for name in self._names_with_view(new_topic.name):
                 await self.offset_deletion.forget_earlier_topic(name)
             permitted.append(new_topic)
-            self._add_to_share(new_topic.name, range(new_topic.partitions), new_topic.creator)
+            self._limits.add(new_topic.name, range(new_topic.partitions), new_topic.creator)
         if permitted:
             results |= await self._create_permitted(permitted)
         for new_topic in permitted:
             if new_topic.name not in self._topics:  # it failed
-                await self._drop_from_shares(new_topic.name, range(new_topic.partitions))
+                await self._limits.remove(new_topic.name, range(new_topic.partitions))
         return [results[new_topic.name] for new_topic in group]
 
     async def _create_permitted(self, new_topics: Sequence[NewTopic]) -> dict[str, TopicResult]:
@@ -450,12 +447,12 @@ class MetadataService:
         await self._folders.wait_finished([name])
         topic = self.check_growth(name, total, creator)
         indexes = range(topic.partition_count, total)
-        self._add_to_share(name, indexes, creator)
+        self._limits.add(name, indexes, creator)
         try:
             with self._folders.locked({name: len(indexes)}):
                 await self._place_partitions(name, indexes)
         except StorageError:
-            await self._drop_from_shares(name, indexes)
+            await self._limits.remove(name, indexes)
             raise
         await self._register_created(name, Turns())
         await self._open_views([topic])
@@ -538,7 +535,7 @@ class MetadataService:
             with self._folders.locked(dict.fromkeys(names, 0)):
                 await self._folders.remove(served + offline)
         for topic in topics:
-            await self._drop_from_shares(topic.name, range(topic.partition_count))
+            await self._limits.remove(topic.name, range(topic.partition_count))
             await self._release(topic)
         for partition in served:
             self._cleaner.forget_failures(partition)  # a new topic of this name has none
@@ -738,39 +735,6 @@ class MetadataService:
         conflict = view_conflict(name, self._topics) if config.has_view else None
         if conflict is not None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {conflict}")
-
-    def _check_count(
-        self, partitions: int, added: int, creator: Hashable, pending: int = 0
-    ) -> None:
-        if not (partitions == -1 or 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX):
-            raise TopicError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {partitions}",
-            )
-        present = self._folders.partition_count() + pending
-        limit = self._settings.file.limits.partitions
-        if present + added > limit:
-            raise TopicError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"this broker has {present} partitions; limits.partitions allows {limit}",
-            )
-        self._shares.limit = limit
-        if not self._shares.admits(creator, present, added):
-            raise TopicError(
-                ErrorCode.POLICY_VIOLATION,
-                f"{creator} would have more partitions than are left for others (limits.partitions "
-                f"is {limit}); CREATE and ALTER on the cluster permit more",
-            )
-
-    def _add_to_share(self, name: str, indexes: Iterable[int], creator: Hashable) -> None:
-        for index in indexes:
-            self._shares.add(f"{name}-{index}", creator)
-
-    async def _drop_from_shares(self, name: str, indexes: Iterable[int]) -> None:
-        turns = Turns()
-        for index in indexes:
-            self._shares.remove(f"{name}-{index}")
-            await turns.take()
 
 
 def _with_layers(topic: Topic, layers: TopicLayers) -> _NewSettings:

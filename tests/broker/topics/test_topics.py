@@ -348,7 +348,7 @@ async def test_a_failed_creation_takes_nothing_of_a_share(env: MemoryEnv) -> Non
     ):
         with pytest.raises(NoRoomError):
             await failing
-    assert not disk.service._shares._counts
+    assert not disk.service._limits._shares._counts
 
 
 # --- the settings file --------------------------------------------------------------------------
