@@ -219,7 +219,7 @@ class Broker:
             open_views=self.views.open_all,
             drop_counts=self.stats.drop_topic,
         )
-        self.producer_ids = ProducerIds(self.metadata_writer)
+        self.producer_ids = ProducerIds(self.metadata_writer, env.wall_ms)
         self.coordinators = Coordinators(
             settings,
             env,

@@ -1,5 +1,6 @@
-"""Producer ids: each one is given out once, also across restarts."""
+"""Producer ids: each one is given out once, also across restarts and if the metadata was lost."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,8 +22,9 @@ class Producer:
 class ProducerIds:
     """Gives out producer ids from blocks that the metadata reserves."""
 
-    def __init__(self, writer: MetadataWriter) -> None:
+    def __init__(self, writer: MetadataWriter, wall_ms: Callable[[], int]) -> None:
         self._writer = writer
+        self._wall_ms = wall_ms
         self._next_id = 0
         self._end_id = 0
 
@@ -37,6 +39,6 @@ class ProducerIds:
         return producer_id
 
     async def _reserve_block(self) -> int:
-        first, metadata = self._writer.metadata.take_producer_ids(BLOCK)
+        first, metadata = self._writer.metadata.take_producer_ids(BLOCK, self._wall_ms())
         await self._writer.save(metadata)
         return first

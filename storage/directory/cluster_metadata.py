@@ -51,6 +51,10 @@ HASH_KEY_BYTES: Final = 16
 # Apache Kafka assigns producer ids from 0 on. Ours begin far above: in a log that both have
 # written, two producers must not have the same id (docs/decisions/0010).
 FIRST_PRODUCER_ID: Final = 1 << 40
+# They grow with the wall time, so that those of earlier starts are not assigned again if the
+# metadata was lost or an old copy is used. No broker assigns ids faster for long, and an id fits
+# into the 53 bits of a floating point number until the year 3085.
+PRODUCER_IDS_PER_MS: Final = 256
 # No broker has assigned such ids: a client invented them. To continue after the largest of them
 # could leave no free id.
 INVENTED_PRODUCER_ID: Final = 1 << 62
@@ -146,10 +150,10 @@ class ClusterMetadata:
             deleted[topic_id] = waiting
         return replace(self, deleted_topic_ids=deleted)
 
-    def take_producer_ids(self, count: int) -> tuple[int, "ClusterMetadata"]:
+    def take_producer_ids(self, count: int, now_ms: int) -> tuple[int, "ClusterMetadata"]:
         """Return the new metadata and the first of `count` unused producer ids; save before use."""
         assert count > 0
-        first = self.next_producer_id
+        first = max(self.next_producer_id, FIRST_PRODUCER_ID + now_ms * PRODUCER_IDS_PER_MS)
         return first, replace(self, next_producer_id=first + count)
 
 

@@ -33,6 +33,7 @@ from storage.errors import (
     NoRoomError,
 )
 from storage.format import sealed_json
+from tests.support.storage.logs import NOW_MS
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 DIRECTORIES = ("/a", "/b", "/c")
@@ -136,7 +137,7 @@ def test_users_acls_and_quotas_are_encoded_a_few_at_a_time_and_again_when_they_c
     assert decode_metadata(encoder.encode(metadata)) == metadata
     assert max(sizes) <= 150 * ENTRIES_AT_ONCE
     sizes.clear()
-    _, later = metadata.take_producer_ids(7)
+    _, later = metadata.take_producer_ids(7, 0)
     assert decode_metadata(encoder.encode(later)) == later
     assert sum(sizes) < 1000
     changed = replace(later, acls=metadata.acls[1:])
@@ -485,14 +486,26 @@ def test_a_topic_without_folders_needs_no_confirmation() -> None:
 def test_producer_ids_begin_where_kafka_does_not_come() -> None:
     """A folder that both have written must not know two producers by one id."""
     env = MemoryEnv(seed=1)
-    first, _ = new_metadata(env, "cluster", 1).take_producer_ids(1000)
+    first, _ = new_metadata(env, "cluster", 1).take_producer_ids(1000, 0)
     assert first >= 1 << 40
 
 
 def test_producer_ids_are_given_once() -> None:
-    first, state = SAMPLE.take_producer_ids(1000)
-    second, state = state.take_producer_ids(1)
-    assert (first, second, state.next_producer_id) == (3000, 4000, 4001)
+    taken: list[int] = []
+    state = SAMPLE
+    for now_ms in (0, NOW_MS, NOW_MS, NOW_MS + 1000, 0):  # the clock may be set back
+        first, state = state.take_producer_ids(1000, now_ms)
+        assert not taken or first > taken[-1]
+        taken += range(first, state.next_producer_id)
+    assert len(taken) == 5000
+
+
+def test_producer_ids_are_given_once_even_if_the_metadata_was_lost() -> None:
+    """Of two blocks that are taken one second apart, and know nothing of each other."""
+    env = MemoryEnv(seed=1)
+    first, _ = new_metadata(env, "cluster", 1).take_producer_ids(100_000, NOW_MS)
+    second, _ = new_metadata(env, "cluster", 1).take_producer_ids(100_000, NOW_MS + 1000)
+    assert first + 100_000 <= second < 1 << 53
 
 
 def test_ids_and_keys_of_the_wrong_length_are_our_own_mistake() -> None:
