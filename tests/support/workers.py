@@ -9,6 +9,7 @@ order of files.
 """
 
 from collections import Counter
+from functools import cached_property
 from typing import Any, Final
 
 import pytest
@@ -28,13 +29,16 @@ LONG_FOLDERS: Final = (
     "console", "pipeline", "interop", "deploy", "crash", "sim", "compare", "clients", "soak"
 )  # fmt: skip
 
-# At each test that ends, the scheduler counts again all tests of all units of that worker. With a
-# unit for each test this took as much processor time as many of the tests.
 SHORT_TESTS: Final = 8  # of a module, in one unit of work
 
 
 class Scheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives a worker a group, one test of a long folder, or several short tests of a module."""
+    """Gives a worker a group, one test of a long folder, or several short tests of a module.
+
+    The scheduler of xdist looks at all tests that a worker has ever had when one of them ends, and
+    searches the list of all tests for each that it assigns. This one keeps the tests that have not
+    ended, and knows their places.
+    """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
@@ -54,6 +58,25 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no typ
         module = _module(nodeid)
         self._short_tests[module] += 1
         return f"{module} {self._short_tests[module] // SHORT_TESTS}"
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The place of each test in the list, which all workers have alike."""
+        return {nodeid: place for place, nodeid in enumerate(self.collection)}
+
+    def _assign_work_unit(self, node: Any) -> None:
+        unit, tests = self.workqueue.popitem(last=False)
+        self.assigned_work[node][unit] = tests
+        node.send_runtest_some([self._places[nodeid] for nodeid in tests])
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        nodeid = self.collection[item_index]
+        unit = self._split_scope(nodeid)
+        tests = self.assigned_work[node][unit]
+        del tests[nodeid]
+        if not tests:
+            del self.assigned_work[node][unit]
+        self._reschedule(node)
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
