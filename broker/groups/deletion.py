@@ -6,14 +6,13 @@ deleted, no other record of it is appended.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
 
 import structlog
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
 from broker.groups.consumer.model import TopicLookup
-from broker.groups.group_log import OFFSETS_AT_ONCE, GroupLog, chunks_of
+from broker.groups.group_log import GroupLog, chunks_of
 from broker.groups.live_classic_group import GroupStats
 from broker.groups.offsets.offset_records import OffsetKey, encode_offset_key
 from broker.groups.offsets.offsets_store import TopicIndex
@@ -79,7 +78,7 @@ class GroupDeletion:
         protocol_type = live.summary().protocol_type
         if live.has_members and protocol_type != CONSUMER_PROTOCOL_TYPE:
             return ErrorCode.NON_EMPTY_GROUP, {}
-        subscribed = live.subscribed_topics()
+        subscribed = await live.subscribed_topics()
         errors = {
             key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
             if subscribed is None or key[0] in subscribed
@@ -104,11 +103,7 @@ class GroupDeletion:
             live = self._served.get(group_id)
             if live is None or self._served.availability(group_id) is not ErrorCode.NONE:
                 continue
-            # Search again after each append, because commits may have arrived meanwhile.
-            while keys := self._expired(live, now_ms):
-                if await self._delete_offsets(live, keys) is not ErrorCode.NONE:
-                    break
-                expired += len(keys)
+            expired += await self._expire_offsets_of(live, now_ms)
             if live.is_empty and not live.is_dead and not live.offsets:
                 await self._delete(live)
         self._stats.offsets_expired += expired
@@ -116,10 +111,23 @@ class GroupDeletion:
             logger.info("offsets expired", offsets=expired)
         return expired
 
-    def _expired(self, live: AnyGroup, now_ms: int) -> list[TopicIndex]:
-        old = live.expired_offsets(now_ms, self._retention_ms)
-        settled = (key for key in old if not live.offsets.is_changing(key))
-        return list(islice(settled, OFFSETS_AT_ONCE))
+    async def _expire_offsets_of(self, live: AnyGroup, now_ms: int) -> int:
+        group_id, members, expired = live.group.group_id, live.group.members, 0
+        old = await live.expired_offsets(now_ms, self._retention_ms)
+        for chunk in chunks_of(list(old)):
+            # Meanwhile the group may have been deleted, or a member may have subscribed to a topic.
+            if self._served.get(group_id) is not live or live.group.members is not members:
+                break
+            offsets = live.offsets
+            keys = [
+                key
+                for key in chunk
+                if offsets.acknowledged.get(key) is old[key] and not offsets.is_changing(key)
+            ]
+            if await self._delete_offsets(live, keys) is not ErrorCode.NONE:
+                break
+            expired += len(keys)
+        return expired
 
     # With their topic ---------------------------------------------------------------------------
 

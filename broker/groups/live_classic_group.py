@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns, run_in_turns
 from broker.groups.classic.model import (
     Answer,
     Dead,
@@ -43,12 +44,12 @@ from broker.groups.classic.model import (
     WaiterGone,
 )
 from broker.groups.classic.state import downgraded, transition
-from broker.groups.classic.subscription import subscribed_topics
+from broker.groups.classic.subscription import subscribed_topics_sliced
 from broker.groups.clock import Clock, Timer
 from broker.groups.member_deadlines import MemberDeadlines, log_expired
 from broker.groups.offsets.committed_offsets import CommittedOffsets
-from broker.groups.offsets.offset_expiry import expired_offsets
-from broker.groups.offsets.offset_records import encode_group_key
+from broker.groups.offsets.offset_expiry import is_expired, kept_topics_sliced
+from broker.groups.offsets.offset_records import CommittedOffset, encode_group_key
 from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
@@ -179,15 +180,28 @@ class LiveClassicGroup:
             len(group.members),
         )
 
-    def subscribed_topics(self) -> frozenset[str] | None:
-        """Return the topics of all members; None if they use another protocol type."""
-        if isinstance(self.state, Empty):
-            return frozenset()
-        return subscribed_topics(self.state.group)
+    async def subscribed_topics(self) -> frozenset[str] | None:
+        """Return the topics of all members, in turns; None if they use another protocol type."""
+        while not isinstance(self.state, Empty):
+            group = self.state.group
+            topics = await run_in_turns(subscribed_topics_sliced(group))
+            if group.members is self.state.group.members:
+                return topics
+        return frozenset()
 
-    def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicIndex]:
-        """Return the keys of offsets past their retention."""
-        return expired_offsets(self.state, self.offsets.acknowledged, now_ms, retention_ms)
+    async def expired_offsets(
+        self, now_ms: int, retention_ms: int
+    ) -> dict[TopicIndex, CommittedOffset]:
+        """Return the offsets past their retention, in turns."""
+        state = self.state
+        kept = await run_in_turns(kept_topics_sliced(state))
+        if kept is None:
+            return {}
+        return {
+            key: value
+            async for key, value in Turns().over(list(self.offsets.acknowledged.items()))
+            if key[0] not in kept and is_expired(state, value, now_ms, retention_ms)
+        }
 
     def begin_deletion(self) -> None:
         """Refuse joins and commits from now on, so that no record follows the tombstones."""

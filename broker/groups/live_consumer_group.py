@@ -58,7 +58,7 @@ from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import GroupStats
 from broker.groups.member_deadlines import MemberDeadlines, log_expired
 from broker.groups.offsets.committed_offsets import CommittedOffsets
-from broker.groups.offsets.offset_expiry import expired_unsubscribed
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
@@ -233,7 +233,7 @@ class LiveConsumerGroup:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return state.fetch_error(self.group, member_id, epoch)
 
-    def subscribed_topics(self) -> frozenset[str]:
+    async def subscribed_topics(self) -> frozenset[str]:
         """Return the topics of all members."""
         return self.group.all_topics()
 
@@ -246,10 +246,18 @@ class LiveConsumerGroup:
             for expression, resolved in self.group.regexes.items()
         }
 
-    def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicIndex]:
-        """Return the keys of offsets past their retention, of topics without a subscription."""
-        offsets = self.offsets.acknowledged
-        return expired_unsubscribed(offsets, self.subscribed_topics(), now_ms, retention_ms)
+    async def expired_offsets(
+        self, now_ms: int, retention_ms: int
+    ) -> dict[TopicIndex, CommittedOffset]:
+        """Return offsets committed `retention_ms` ago, of topics without a subscription."""
+        kept = self.group.all_topics()
+        offsets = list(self.offsets.acknowledged.items())
+        expired = {}
+        async for key, value in Turns().over(offsets):
+            _, _, _, commit_timestamp_ms, _ = value
+            if key[0] not in kept and now_ms - commit_timestamp_ms >= retention_ms:
+                expired[key] = value
+        return expired
 
     def begin_deletion(self) -> None:
         """Refuse heartbeats and commits from now on, so that no record follows the tombstones."""
