@@ -94,7 +94,7 @@ class JobInputs:
     """What a job needs beyond the facts; read when a partition is chosen."""
 
     hash_key: bytes  # 16 bytes, of the data directory
-    last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
+    last_records: Sequence[tuple[int, int, int]] = ()  # (producer id, epoch, last offset)
     aborted: Sequence[TxnIndexEntry] = ()  # aborted transactions that overlap the job's segments
 
 

@@ -90,7 +90,7 @@ class CleanJob:
     index_interval_bytes: int
     segment_bytes: int
     compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
-    last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset or -1)
+    last_records: Sequence[tuple[int, int, int]] = ()  # (producer id, epoch, last offset or -1)
     # Aborted transactions that overlap the groups, in the order of their markers.
     aborted: Sequence[TxnIndexEntry] = ()
     expired_only: bool = False

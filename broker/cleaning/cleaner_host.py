@@ -195,10 +195,9 @@ class BrokerCleanerHost:
         """Return hash key, last records of producers, aborted transactions in [first, end)."""
         served = self._topics.partition(partition)
         assert served is not None, partition
-        last = served.log.producers.last_records()
         return JobInputs(
             self.hash_key(),
-            tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
+            served.log.producers.packed_last_records(),
             served.log.reader.aborted_transactions(first, end),
         )
 

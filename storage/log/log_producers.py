@@ -8,7 +8,7 @@ Rules
 """
 
 from storage.format.batch import BatchHeader
-from storage.format.producer_state import Duplicate, ProducerStates
+from storage.format.producer_state import Duplicate, LastRecords, ProducerStates
 from storage.format.txn_index import TxnIndexEntry
 from storage.segments.batch_scan import ScannedBatch
 from storage.segments.producer_snapshots import note_batch
@@ -99,6 +99,10 @@ class LogProducers:
     def last_records(self) -> dict[int, tuple[int, int]]:
         """See ProducerStates.last_records."""
         return self._states.last_records()
+
+    def packed_last_records(self) -> LastRecords:
+        """See ProducerStates.packed_last_records."""
+        return self._states.packed_last_records()
 
     @property
     def states(self) -> ProducerStates:

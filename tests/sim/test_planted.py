@@ -29,7 +29,7 @@ from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format import producer_state
 from storage.format.batch import BatchHeader
-from storage.format.producer_state import ProducerEntry, ProducerStates
+from storage.format.producer_state import LastRecords, ProducerEntry, ProducerStates
 from storage.format.validation import CheckedRecords, check_records
 from storage.log.flush import FlushTask, LogFlusher
 from storage.log.log import Log
@@ -247,7 +247,7 @@ def a_snapshot_has_no_sequences(patch: pytest.MonkeyPatch) -> None:
 
 def a_clean_takes_the_last_batch_of_a_producer(patch: pytest.MonkeyPatch) -> None:
     """Without the snapshot nothing said which sequence is next."""
-    patch.setattr(LogProducers, "last_records", lambda _: {})
+    patch.setattr(LogProducers, "packed_last_records", lambda _: LastRecords())
 
 
 def a_start_forgets_open_transactions(patch: pytest.MonkeyPatch) -> None:

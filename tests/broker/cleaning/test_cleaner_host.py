@@ -28,6 +28,7 @@ from storage.errors import (
 )
 from storage.format import filenames
 from storage.format.batch import read_header
+from storage.format.producer_state import LastRecords
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log_state import index_limits
 from storage.model import TopicPartition
@@ -37,6 +38,7 @@ from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import call_api
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.key_indexes import small_records_are_indexed
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -98,6 +100,30 @@ def take_front(env: MemoryEnv, partition: Partition, offset: int) -> None:
 
 
 # --- facts ----------------------------------------------------------------------------------------
+
+
+async def test_the_inputs_of_a_clean_take_little_time_for_each_producer(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop gathers them and sends them to a worker: 20,000 producers took 10 ms."""
+    count, meter = 1_000, LoopMeter()
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 1)
+        for producer_id in range(count):
+            batch = batch_of(
+                b"v",
+                key=b"k",
+                timestamps=[env.wall_ms()],
+                producer_id=producer_id,
+                base_sequence=0,
+                producer_epoch=0,
+            )
+            partition.append(memoryview(batch), read_header(batch), env.wall_ms())
+        with meter.measuring(monkeypatch):
+            inputs = broker.cleaning.job_inputs(ORDERS, 0, partition.log.log_end_offset)
+    assert len(inputs.last_records) == count
+    assert meter.lines < 2 * count
+    assert isinstance(inputs.last_records, LastRecords), "which is pickled as bytes"
 
 
 async def test_a_log_that_finds_no_file_descriptor_keeps_no_other_from_being_scanned(

@@ -28,6 +28,7 @@ from cleaner.key_search import (
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
+from storage.format.producer_state import LastRecords
 from storage.format.txn_index import TxnIndexEntries, TxnIndexEntry
 from storage.swap.swap_journal import CleanedFile, CleanedSegment
 from tests.support.cleaner.cleaner_jobs import GROUP, REPORT, job
@@ -67,6 +68,7 @@ MESSAGES: list[channel.Message] = [
     channel.JobStopped(3),
     channel.OutputsVerified(3, VerifyReport(REPORT, 1, 100, 2, 0.5)),
     channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the file is too long"),
+    channel.RunJob(3, replace(job(), last_records=LastRecords([(1 << 62, 3, -1), (5, 0, 7)]))),
     channel.CheckLog(3, job(), LogCheckRequest(5, 9, (DIGEST,))),
     channel.LogChecked(3, CHECK),
     channel.SearchFiles(3, KeySearch(b"k", (SearchedFolder("/d/t-0", 7),), 1000)),
@@ -156,7 +158,8 @@ def test_anything_but_our_messages_is_refused(body: bytes) -> None:
 def test_every_class_that_a_message_can_contain_may_be_sent() -> None:
     """A class missing from the list fails each job that sends one: seen with SegmentLiveness."""
     classes = set[type]()
-    pending: list[Any] = [channel.Message, channel.JobPart]
+    # LastRecords is what the broker sends as a sequence of tuples.
+    pending: list[Any] = [channel.Message, channel.JobPart, LastRecords]
     while pending:
         annotation = pending.pop()
         pending += get_args(annotation)

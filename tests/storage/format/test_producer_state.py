@@ -22,6 +22,7 @@ from storage.format.producer_state import (
     KNOWN_BATCHES,
     PRODUCERS_MAX,
     Duplicate,
+    LastRecords,
     ProducerStates,
     fair_share,
 )
@@ -435,6 +436,9 @@ def test_a_snapshot_has_the_present_state_of_each_producer(seed: int) -> None:
             packed = each.packed
             each.pack()
             assert packed == each.packed
+        last = log.states.last_records()
+        rows = [(producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()]
+        assert log.states.packed_last_records() == rows == list(LastRecords(rows))
 
 
 def sealed(count: int, body: bytes) -> bytes:
