@@ -331,6 +331,15 @@ async def test_after_each_row_of_a_request_others_may_have_the_loop(
     assert asker.turns >= ROWS
 
 
+async def test_others_may_have_the_loop_while_names_are_put_in_order(asker: Requester) -> None:
+    """To make a heap of 50,000 names at once takes 9 ms."""
+    topics = [m.DescribeTopicPartitionsRequestTopic(name=name) for name in reversed(names())]
+    body = m.DescribeTopicPartitionsRequest(topics=topics)
+    answer = await asker.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
+    assert [topic.name for topic in answer.topics] == sorted(names())
+    assert asker.turns >= 4 * ROWS, "names are decoded, gathered, ordered and described"
+
+
 async def test_each_topic_and_group_of_a_long_answer_offers_a_turn(asker: Requester) -> None:
     for group in names("g"):
         commit = m.OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1)
