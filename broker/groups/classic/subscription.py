@@ -101,11 +101,17 @@ def subscription_version(metadata: bytes) -> int:
 
 def decode_assignment(data: bytes) -> MemberAssignment:
     """Return a member's assignment; no bytes are an empty one. Raises InvalidMetadataError."""
+    return run_at_once(decode_assignment_sliced(data))
+
+
+def decode_assignment_sliced(data: bytes) -> Generator[None, None, MemberAssignment]:
+    """Like `decode_assignment`, with pauses."""
     if not data:
         return MemberAssignment({}, b"")
     reader = _Reader(data)
     reader.int16()
-    return MemberAssignment(run_at_once(reader.topic_partitions()), reader.nullable_bytes() or b"")
+    partitions = yield from reader.topic_partitions()
+    return MemberAssignment(partitions, reader.nullable_bytes() or b"")
 
 
 def encode_assignment(version: int, partitions: TopicPartitions) -> bytes:

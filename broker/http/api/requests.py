@@ -6,7 +6,7 @@ Every error in a request raises an `ApiError`, which becomes the response.
 import base64
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -209,15 +209,25 @@ async def encode_rows(
     key: str, rows: Iterable[object], extra: Mapping[str, Any], turns: Turns
 ) -> str:
     """Return {key: [rows], ...extra} as JSON. Rows are made and encoded in turns of the loop."""
-    parts, separator = [f"{{{json.dumps(key)}: ["], ""
-    for row in rows:
-        parts.append(separator + json.dumps(row))
-        separator = ", "
-        await turns.take()
-    parts.append("]")
-    parts += [f", {json.dumps(name)}: {json.dumps(item)}" for name, item in extra.items()]
+    parts = [f"{{{json.dumps(key)}: ", *[part async for part in _encode_list(rows, turns)]]
+    for name, item in extra.items():
+        parts.append(f", {json.dumps(name)}: ")
+        if isinstance(item, list):
+            parts += [part async for part in _encode_list(item, turns)]
+        else:
+            parts.append(json.dumps(item))
     await yield_to_loop()
     return "".join([*parts, "}"])
+
+
+async def _encode_list(rows: Iterable[object], turns: Turns) -> AsyncIterator[str]:
+    yield "["
+    separator = ""
+    for row in rows:
+        yield separator + json.dumps(row)
+        separator = ", "
+        await turns.take()
+    yield "]"
 
 
 def text_response(document: str, status: int = 200) -> web.Response:

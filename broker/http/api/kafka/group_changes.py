@@ -9,15 +9,16 @@ Rules
   ListOffsets refuses, and takes no longer than the number of partitions justifies.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 
-from broker.event_loop.loop_turns import Turns
-from broker.groups.classic.subscription import InvalidMetadataError, decode_assignment
+from broker.event_loop.loop_turns import Turns, run_in_turns
+from broker.groups.classic.subscription import InvalidMetadataError, decode_assignment_sliced
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position
@@ -48,6 +49,9 @@ LATEST: Final = -1
 GROUP_KEY: Final = 0  # a key type of FindCoordinator
 
 
+_Partitions = Mapping[str, Sequence[int]]  # by topic
+
+
 @dataclass(frozen=True, slots=True)
 class _Description:
     """A group of either protocol."""
@@ -56,7 +60,7 @@ class _Description:
     state: str
     protocol: str
     members: Sequence[Any]  # of the response
-    assignments: Sequence[Callable[[], Mapping[str, Sequence[int]]]]  # of each member, by topic
+    assignments: Sequence[Callable[[], Awaitable[_Partitions]]]  # of each member
 
 
 class GroupChanges:
@@ -79,34 +83,37 @@ class GroupChanges:
         group = await _description(client, group_id)
         committed = await _committed(client, group_id, None)
         owners: dict[tuple[str, int], str] = {}
-        all_assigned, turns = list[Mapping[str, Sequence[int]]](), Turns()
+        members, turns = list[Json](), Turns()
         for member, assignment in zip(group.members, group.assignments, strict=True):
-            assigned = self._shown(request, assignment())
-            all_assigned.append(assigned)
-            for topic, indexes in assigned.items():
+            assigned = await self._shown(request, await assignment(), turns)
+            async for topic, indexes in turns.over(assigned.items()):
                 owners |= dict.fromkeys(((topic, index) for index in indexes), member.member_id)
-            await turns.take()
+            if len(members) < MEMBERS_MAX:
+                members.append(_member_json(member, assigned))
+        named = defaultdict[str, set[int]](set)
+        async for topic, index in turns.over((*committed, *owners)):
+            named[topic].add(index)
         rows = (
             self._offset_json(partition, committed.get(partition), owners.get(partition))
-            for partition in sorted(committed.keys() | owners.keys())
+            for topic in sorted(named)
+            for partition in ((topic, index) for index in sorted(named[topic]))
         )
-        shown = list(zip(group.members, all_assigned, strict=True))[:MEMBERS_MAX]
         extra = {
             "group": group_id,
             "type": group.type,
             "state": group.state,
             "protocol": group.protocol,
-            "members": [_member_json(member, assigned) for member, assigned in shown],
-            "members_left_out": len(group.members) - len(shown),
+            "members": members,
+            "members_left_out": len(group.members) - len(members),
         }
         return await rows_response("offsets", rows, extra)
 
-    def _shown(
-        self, request: web.Request, assigned: Mapping[str, Sequence[int]]
-    ) -> Mapping[str, Sequence[int]]:
+    async def _shown(
+        self, request: web.Request, assigned: _Partitions, turns: Turns
+    ) -> _Partitions:
         """Return the partitions that exist, of topics that the sender may describe."""
         shown = {}
-        for name, indexes in assigned.items():
+        async for name, indexes in turns.over(assigned.items()):
             topic = self._topics.get(name) or self._topics.get(name.removesuffix(RESERVED_SUFFIX))
             if topic is not None and self._permissions.has(
                 request, Operation.DESCRIBE, ResourceType.TOPIC, name
@@ -194,19 +201,19 @@ async def _consumer_description(client: KafkaClient, group_id: str) -> _Descript
     )
 
 
-def _partitions_of(assignment: Any) -> Mapping[str, Sequence[int]]:
+async def _partitions_of(assignment: Any) -> _Partitions:
     return {row.topic_name: row.partitions for row in assignment.topic_partitions}
 
 
-def _assignment(data: bytes) -> Mapping[str, Sequence[int]]:
+async def _assignment(data: bytes) -> _Partitions:
     """Return the partitions in the assignment of a classic member, if it is that of a consumer."""
     try:
-        return decode_assignment(data).partitions
+        return (await run_in_turns(decode_assignment_sliced(data))).partitions
     except InvalidMetadataError:
         return {}
 
 
-def _member_json(member: Any, assigned: Mapping[str, Sequence[int]]) -> Json:
+def _member_json(member: Any, assigned: _Partitions) -> Json:
     is_classic = isinstance(member, m.DescribeGroupsResponseMember)
     return {
         "member_id": member.member_id,
@@ -233,9 +240,9 @@ async def _committed(
     answer = await client.call(key, m.OffsetFetchRequest(groups=[group]))
     (result,) = answer.groups
     client.check(key, result.error_code)
-    committed = {}
-    for topic in result.topics:
-        for row in topic.partitions:
+    committed, turns = {}, Turns()
+    async for topic in turns.over(result.topics):
+        async for row in turns.over(topic.partitions):
             client.check(key, row.error_code)
             if row.committed_offset >= 0:
                 committed[topic.name, row.partition_index] = row.committed_offset

@@ -24,11 +24,15 @@ from storage.model import TopicPartition
 from tests.support.broker.http_client import ask, basic
 from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule, send
 from tests.support.broker.principals import PrincipalClient
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of
 
 TOPICS = "/api/v1/topics"
 ORDERS = f"{TOPICS}/orders"
 READERS = "/api/v1/groups/readers"
+MANY = 5_000  # topics
+CLOCK_RATE = 5
+LINES_PER_TURN_MAX = 45_000  # 1,024 topics of an assignment are read in 30,000
 HEADER = "varve.view.version.header"
 LONG_SETTINGS = {HEADER: "\N{SNOWMAN}" * 700}  # 6 bytes each in the metadata
 
@@ -446,6 +450,21 @@ async def test_an_assignment_shows_only_partitions_that_its_reader_may_describe(
     _, group = await send(broker, "GET", READERS, "viewer")
     topics = [row["topic"] for row in group["offsets"]]
     assert topics == ["orders", "orders", "other", "other.compacted"]
+
+
+async def test_a_description_of_a_group_is_made_in_turns(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader of a classic group writes the assignments, with any names."""
+    meter = LoopMeter(CLOCK_RATE)
+    names = {f"none-{number}": [0] for number in range(MANY)}
+    await commit(broker, 2)
+    await join(broker, encode_assignment(0, names))
+    with meter.measuring(monkeypatch):
+        status, group = await send(broker, "GET", READERS)
+    assert (status, group["members"][0]["topics"]) == (200, [])
+    assert meter.lines > 3 * LINES_PER_TURN_MAX
+    assert meter.longest_turn < LINES_PER_TURN_MAX
 
 
 @pytest.mark.parametrize(
