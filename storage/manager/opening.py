@@ -341,6 +341,7 @@ class LogOpener:
             was_clean=log_directory.was_clean,
             recovery_point=checkpoints.recovery_point_of(partition),
             log_start_offset=checkpoints.log_starts.get(partition),
+            is_taken_over=partition in checkpoints.taken_over,
             go_on=self._progress.go_on,
             segments_left=partial(remaining_segments.__setitem__, log_directory.path),
         )

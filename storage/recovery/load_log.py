@@ -11,7 +11,8 @@ Rules
   is assigned twice, even if a later start does not find the recovery point.
 - A batch with a valid CRC whose offset contradicts later batches is a damaged range everywhere: the
   CRC does not cover the offset, and such a batch is not a torn write.
-- Treat messages of formats 0 and 1 as damaged, and never truncate them.
+- Convert messages of formats 0 and 1 in a folder that is taken over from Kafka (old_segments.py).
+  Treat others as damaged, and never truncate them.
 - A segment that overlaps the following one is not damaged: a swap whose journal was lost leaves
   this state. If the following segments contain all overlapping records, truncate its end, whatever
   the recovery point; otherwise refuse the log. Never change the later segments. If all of these are
@@ -43,6 +44,7 @@ from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLi
 from storage.format.leader_epochs import LeaderEpochs
 from storage.format.producer_state import ProducerStates
 from storage.format.txn_index import TxnIndexEntry
+from storage.recovery.old_segments import convert_old_segments
 from storage.recovery.segment_overlap import Tail, returns_below, why_not_copied
 from storage.segments.batch_scan import ScannedBatch, scan, skip_old_messages, verify
 from storage.segments.content_ids import restore_content_ids
@@ -155,6 +157,7 @@ def load_log(
     was_clean: bool,
     recovery_point: int | None,
     log_start_offset: int | None,
+    is_taken_over: bool = False,
     go_on: Callable[[], None] = lambda: None,
     segments_left: Callable[[int], None] = lambda _: None,
 ) -> LoadedLog:
@@ -174,6 +177,10 @@ def load_log(
     """
     swap = recover_swap(env, directory, was_clean=was_clean)
     files = filenames.classify(env.listdir(directory))
+    converted: list[str] = []
+    if is_taken_over:
+        converted = convert_old_segments(env, directory, files.logs, go_on)
+        files = filenames.classify(env.listdir(directory))
     is_point_lost = recovery_point is None
     if recovery_point is None:
         recovery_point = _assumed_recovery_point(files, was_clean=was_clean)
@@ -186,6 +193,7 @@ def load_log(
         go_on=go_on,
         segments_left=segments_left,
     )
+    loading.notes.extend(converted)
     loading.counts.deleted_files = len(swap.deleted)
     if swap.changed:
         loading.note(f"after an interrupted swap: {swap}")

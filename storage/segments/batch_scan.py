@@ -23,6 +23,7 @@ from storage.format.batch import (
     unpack_header,
     verify_crc,
 )
+from storage.format.old_messages import is_old, old_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +41,6 @@ SEARCH_BYTES_MIN: Final = 64 << 20
 # of bytes that look like a header.
 SEARCH_CANDIDATES_MAX: Final = 4_000
 LED_MAX: Final = 100  # headers; between two entries of an index there are no more than 68
-
-OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message after its length field
 
 LENGTH_POSITION: Final = 8  # in a header, as the two below
 LAST_OFFSET_DELTA_POSITION: Final = 23
@@ -108,10 +107,10 @@ def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
     next_offset = -1
     while True:
         head = file.pread(MAGIC_POSITION + 1, position)
-        if not _is_old(head, 0):
+        if not is_old(head):
             break
-        offset, size_bytes, crc = _OLD_ENTRY.unpack_from(head)
-        message_end = position + LENGTH_END + size_bytes
+        offset, _, crc = _OLD_ENTRY.unpack_from(head)
+        message_end = position + old_size(head)
         if message_end > end:
             break
         covered = file.pread(message_end - position - MAGIC_POSITION, position + MAGIC_POSITION)
@@ -237,17 +236,10 @@ def _header_at(block: bytes, at: int, position: int, path: str) -> BatchHeader:
     if (
         len(block) - at > MAGIC_POSITION
         and block[at + MAGIC_POSITION] != MAGIC
-        and _is_old(block, at)
+        and is_old(block, at)
     ):
         raise UnsupportedMagicError(block[at + MAGIC_POSITION], position, path)
     try:
         return read_header(block, at)
     except CorruptBatchError as error:
         raise CorruptBatchError(error.reason, position, path) from error
-
-
-def _is_old(block: bytes, at: int) -> bool:
-    if len(block) - at <= MAGIC_POSITION or block[at + MAGIC_POSITION] not in (0, 1):
-        return False
-    _, size_bytes, _ = _OLD_ENTRY.unpack_from(block, at)
-    return bool(size_bytes >= OLD_MESSAGE_BYTES_MIN)
