@@ -243,6 +243,10 @@ class OffsetCommits:
             return error, {}
         return error, live.offsets.acknowledged
 
+    def owner(self, group_id: str) -> Hashable | None:
+        """Return the principal for which the offsets of a group count; None for nobody."""
+        return self._served.offsets_owner(group_id)
+
     def fetch_stable(
         self, group_id: str, key: TopicIndex
     ) -> tuple[ErrorCode, CommittedOffset | None]:

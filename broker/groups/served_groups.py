@@ -100,6 +100,10 @@ class ServedGroups:
         """Count the offsets of a group for a principal, unless they count for another one."""
         self._offsets.own(group_id, creator)
 
+    def offsets_owner(self, group_id: str) -> Hashable | None:
+        """Return the principal for which the offsets of a group count; None for nobody."""
+        return self._offsets.owner(group_id)
+
     def note_offsets(self, live: AnyGroup) -> None:
         """Note how much memory the offsets of a group take now, if the group is served."""
         group_id = live.group.group_id

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from broker.event_loop.loop_turns import Turns
+from broker.event_loop.loop_turns import FreedLater, Turns
 
 Encode: TypeAlias = Callable[[Collector], bytes]
 
@@ -24,14 +24,16 @@ _number: Final[Callable[[float], str]] = floatToGoString
 _MOVED: Final = ("_created", "_gsum", "_gcount")
 
 
-async def encoded(families: Iterable[Metric], encode: Encode) -> bytes:
+async def encoded(families: Iterable[Metric], encode: Encode, freed: FreedLater) -> bytes:
     """Return the families as text, made in turns of the loop.
 
-    A thread would compete with the event loop for the interpreter.
+    A thread would compete with the event loop for the interpreter. `freed` frees the samples: to
+    free 20,000 at once takes 10 ms.
     """
     turns, parts, labels = Turns(), list[bytes](), _LabelTexts()
     for family in families:
         samples = family.samples
+        freed.add(samples.copy())
         if not await _are_plain(samples, turns):
             parts.append(_encode_part(family, samples, encode))
             continue
@@ -48,6 +50,7 @@ async def encoded(families: Iterable[Metric], encode: Encode) -> bytes:
         await turns.take()
     if encode(_Families(())) == OPENMETRICS_END:
         parts.append(OPENMETRICS_END)
+    freed.add(labels, parts)
     return b"".join(parts)
 
 

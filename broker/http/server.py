@@ -24,7 +24,7 @@ from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from broker.event_loop.loop_turns import ConnectionTurns, TurnQueue
+from broker.event_loop.loop_turns import ConnectionTurns, FreedLater, TurnQueue
 from broker.http.access import (
     HEALTH_PATH,
     OPEN_PATHS,
@@ -128,6 +128,7 @@ class HttpServer:
         """
         self._metrics_source: MetricsSource = early_metrics
         self._is_open = False
+        self._freed_later = FreedLater()
         self._health = health
         self._routes = routes
         self.guard = guard
@@ -343,7 +344,7 @@ class HttpServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = await encoded(await self._metrics_source.snapshot(), encode)
+        body = await encoded(await self._metrics_source.snapshot(), encode, self._freed_later)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health_check(self, request: web.Request) -> web.Response:

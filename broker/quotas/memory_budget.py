@@ -46,6 +46,10 @@ class MemoryBudget:
             return False
         return more_bytes * PARTS <= free_bytes
 
+    def owner(self, group_id: str) -> Hashable | None:
+        """Return the principal that owns a group; None if it counts for no principal."""
+        return self._owners.get(group_id)
+
     def own(self, group_id: str, client: Hashable | None) -> None:
         """Let a principal own a group, unless another one does."""
         if client is not None and group_id not in self._owners:
