@@ -4,7 +4,6 @@ import struct
 
 import pytest
 
-from broker.event_loop.loop_turns import run_at_once
 from broker.groups.classic.members import Member, Members
 from broker.groups.classic.model import Group
 from broker.groups.classic.subscription import (
@@ -16,6 +15,7 @@ from broker.groups.classic.subscription import (
     decode_subscription_sliced,
     subscribed_topics_sliced,
 )
+from storage.slices import run_at_once
 from tests.support.protocol.slices import drained
 
 
