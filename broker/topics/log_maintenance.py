@@ -21,6 +21,7 @@ import structlog
 
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
+from broker.event_loop.gc_pauses import FullCollections
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.logging import RateLimitedLogger
 from broker.topics.checkpoint_writer import CheckpointWriter
@@ -136,6 +137,7 @@ class LogMaintenance:
         self._damage_gone = damage_gone
         self._broker_stats = broker_stats
         self._collections_put_off = 0
+        self._collections = FullCollections()
         self._thresholds = gc.get_threshold()
         self.clock = clock
         self.stats = LogMaintenanceStats()
@@ -408,7 +410,7 @@ class LogMaintenance:
             self._collections_put_off += 1
             return
         self._collections_put_off = 0
-        gc.collect()
+        self._collections.collect(may_freeze=not self._broker_stats.large_requests)
 
     async def expire_producers(self) -> None:
         """Forget idempotent producers without an append for producer.id.expiration.ms."""
