@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -21,10 +21,12 @@ from protocol.errors import ErrorCode, code_of
 from protocol.limits import STRING_BYTES_MAX
 from protocol.messages import (
     CreatePartitionsRequest,
+    CreatePartitionsRequestAssignment,
     CreatePartitionsRequestTopic,
     CreatePartitionsResponse,
     CreatePartitionsResponseTopic,
     CreateTopicsRequest,
+    CreateTopicsRequestAssignment,
     CreateTopicsRequestTopic,
     CreateTopicsResponse,
     CreateTopicsResponseConfig,
@@ -111,7 +113,8 @@ async def create_topics(
                 raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             if seen[request.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
-            new_topic = _new_topic(context, request, None if may_create_all else context.creator)
+            creator = None if may_create_all else context.creator
+            new_topic = await _new_topic(context, request, creator, turns)
             if body.validate_only:
                 _fill_created(
                     context, result, _validated(context, new_topic, quota), new_topic.partitions
@@ -132,12 +135,15 @@ async def create_topics(
     return CreateTopicsResponse(throttle_time_ms=quota.throttle(), topics=results)
 
 
-def _new_topic(
-    context: RequestContext, request: CreateTopicsRequestTopic, creator: Principal | None
+async def _new_topic(
+    context: RequestContext,
+    request: CreateTopicsRequestTopic,
+    creator: Principal | None,
+    turns: Turns,
 ) -> NewTopic:
     """Return the topic that a row of the request describes. Raises TopicError."""
     _refuse_internal(request.name)
-    count = _partition_count(context, request)
+    count = await _partition_count(context, request, turns)
     dynamic = {}
     check_size(request.configs)
     for config in request.configs:
@@ -180,7 +186,9 @@ def _fill_failed(result: CreateTopicsResponseTopic, error: TopicError | StorageE
     result.error_code, result.error_message = _code(error), str(error)
 
 
-def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic) -> int:
+async def _partition_count(
+    context: RequestContext, request: CreateTopicsRequestTopic, turns: Turns
+) -> int:
     """Return the number of partitions, which a manual assignment to this node may give."""
     if not request.assignments:
         if request.replication_factor not in REPLICATION_FACTORS:
@@ -198,15 +206,30 @@ def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic)
             ErrorCode.INVALID_REQUEST,
             "give either assignments or numbers of partitions and replicas",
         )
-    indexes = sorted(assignment.partition_index for assignment in request.assignments)
-    this_node = [context.services.node_id]
-    if indexes != list(range(len(indexes))) or any(
-        assignment.broker_ids != this_node for assignment in request.assignments
-    ):
+    await _check_nodes(context, request.assignments, turns)
+    count = len(request.assignments)
+    indexes = {row.partition_index async for row in turns.over(request.assignments)}
+    if len(indexes) < count or min(indexes) != 0 or max(indexes) != count - 1:
         raise TopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {this_node[0]} only"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "the partitions of a new topic are numbered from 0, each once",
         )
-    return len(indexes)
+    return count
+
+
+async def _check_nodes(
+    context: RequestContext,
+    assignments: Iterable[CreateTopicsRequestAssignment | CreatePartitionsRequestAssignment],
+    turns: Turns,
+) -> None:
+    """Refuse assignments to other nodes. Raises TopicError."""
+    this_node = [context.services.node_id]
+    async for assignment in turns.over(assignments):
+        if assignment.broker_ids != this_node:
+            raise TopicError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"partitions can be on node {this_node[0]} only",
+            )
 
 
 async def delete_topics(
@@ -315,7 +338,7 @@ async def create_partitions(
             metadata_service = context.services.metadata_service
             topic = metadata_service.check_growth(request.name, request.count, creator)
             added = request.count - topic.partition_count
-            _check_assignment(context, request, added)
+            await _check_assignment(context, request, added, turns)
             quota.charge(added)
             if not body.validate_only:
                 await metadata_service.add_partitions(
@@ -327,8 +350,8 @@ async def create_partitions(
     return CreatePartitionsResponse(throttle_time_ms=quota.throttle(), results=results)
 
 
-def _check_assignment(
-    context: RequestContext, request: CreatePartitionsRequestTopic, added: int
+async def _check_assignment(
+    context: RequestContext, request: CreatePartitionsRequestTopic, added: int, turns: Turns
 ) -> None:
     """Refuse an assignment of other partitions, or to other nodes. Raises TopicError."""
     if not request.assignments:
@@ -338,11 +361,7 @@ def _check_assignment(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"{len(request.assignments)} assignments for {added} more partitions",
         )
-    this_node = [context.services.node_id]
-    if any(assignment.broker_ids != this_node for assignment in request.assignments):
-        raise TopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {this_node[0]} only"
-        )
+    await _check_nodes(context, request.assignments, turns)
 
 
 async def delete_records(

@@ -333,9 +333,10 @@ class BrokerMetrics:
 
     def _groups(self) -> Iterator[Step]:
         prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
-        counts = Counter(
-            group.state.lower() for group in self._services.coordinators.groups.groups()
-        )
+        counts = Counter[str]()
+        for group in self._services.coordinators.groups.groups():  # there may be 50,000
+            counts[group.state.lower()] += 1
+            yield None
         yield gauge(prefix, "Number of consumer groups", counts.total())
         for state in (
             *("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance"),

@@ -331,6 +331,30 @@ async def test_after_each_row_of_a_request_others_may_have_the_loop(
     assert asker.turns >= ROWS
 
 
+@pytest.mark.parametrize("key", [ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS])
+async def test_others_may_have_the_loop_while_assignments_are_checked(
+    key: ApiKey, asker: Requester
+) -> None:
+    """Those of one topic: 24,900 took 11 ms."""
+    body: m.Message
+    if key == ApiKey.CREATE_TOPICS:
+        rows = [
+            m.CreateTopicsRequestAssignment(partition_index=n, broker_ids=[1]) for n in range(ROWS)
+        ]
+        new = m.CreateTopicsRequestTopic(
+            name="x", num_partitions=-1, replication_factor=-1, assignments=rows
+        )
+        body = m.CreateTopicsRequest(topics=[new], validate_only=True)
+    else:
+        added = [m.CreatePartitionsRequestAssignment(broker_ids=[1]) for _ in range(ROWS)]
+        grown = m.CreatePartitionsRequestTopic(name="t", count=2 * ROWS, assignments=added)
+        body = m.CreatePartitionsRequest(topics=[grown], validate_only=True)
+    answer = await asker.ask(key, 3, body)
+    (row,) = answer.topics if key == ApiKey.CREATE_TOPICS else answer.results
+    assert (row.error_code, row.error_message) == (0, None)
+    assert asker.turns >= 2 * ROWS, "they are decoded and checked"
+
+
 async def test_others_may_have_the_loop_while_names_are_put_in_order(asker: Requester) -> None:
     """To make a heap of 50,000 names at once takes 9 ms."""
     topics = [m.DescribeTopicPartitionsRequestTopic(name=name) for name in reversed(names())]

@@ -3,6 +3,8 @@
 import errno
 from typing import Any
 
+import pytest
+
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -68,6 +70,33 @@ async def test_validate_only_checks_each_topic_alone() -> None:
         answer: Any = await kafka_request(broker, ApiKey.CREATE_TOPICS, request)
         assert [(topic.error_code, topic.num_partitions) for topic in answer.topics] == [(0, 1)] * 2
         assert broker.manager.metadata is before
+
+
+@pytest.mark.parametrize(
+    ("assigned", "expected"),
+    [
+        ([(0, [1]), (1, [1])], ErrorCode.NONE),
+        ([(1, [1]), (0, [1])], ErrorCode.NONE),
+        ([(0, [1]), (0, [1])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([(0, [1]), (2, [1])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([(-1, [1]), (0, [1])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([(0, [1]), (1, [1, 2])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ],
+)
+async def test_an_assignment_names_each_partition_of_a_new_topic_once(
+    assigned: list[tuple[int, list[int]]], expected: ErrorCode
+) -> None:
+    rows = [
+        m.CreateTopicsRequestAssignment(partition_index=index, broker_ids=nodes)
+        for index, nodes in assigned
+    ]
+    topic = m.CreateTopicsRequestTopic(
+        name="a", num_partitions=-1, replication_factor=-1, assignments=rows
+    )
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker:
+        request = m.CreateTopicsRequest(topics=[topic], validate_only=True)
+        answer: Any = await kafka_request(broker, ApiKey.CREATE_TOPICS, request)
+        assert answer.topics[0].error_code == expected
 
 
 async def test_an_assignment_names_each_added_partition() -> None:
