@@ -203,10 +203,13 @@ class TimeIndex:
         self.offsets.append(relative_offset)
         return _TIME_ENTRY.pack(timestamp_ms, relative_offset)
 
-    def last_before(self, timestamp_ms: int) -> int:
-        """Relative offset up to which all timestamps are below `timestamp_ms`; -1 if unknown."""
+    def last_before(self, timestamp_ms: int) -> tuple[int, int]:
+        """Return (timestamp ms, relative offset) of the last entry below a time, or (-1, -1).
+
+        All timestamps up to this offset are below `timestamp_ms`.
+        """
         at = bisect_left(self.timestamps, timestamp_ms) - 1
-        return self.offsets[at] if at >= 0 else -1
+        return (self.timestamps[at], self.offsets[at]) if at >= 0 else (-1, -1)
 
     def truncate(self, relative_offset: int) -> None:
         """Remove the entries at `relative_offset` and above it."""

@@ -2,7 +2,8 @@
 
 Rules
 - It reads the ends of the files: the last entry of each index, the headers after the last offset
-  entry, and the header that the last time entry names. The whole log is never read.
+  entry, the header that the last time entry names, and some headers after it. The whole log is
+  never read.
 - It changes nothing. The segment notes the headers and rebuilds an index that contradicts the log.
 - Other entries may still be wrong: a lookup checks the entry that it uses.
 """
@@ -70,28 +71,33 @@ class SanityCheck:
             raise CorruptIndexError(self._indexes.index_path, reason)
         if self._largest_timestamp_ms != self.timestamp_ms:
             raise CorruptIndexError(self._indexes.time_path, "the last entry is missing")
-        if self.timestamp_ms >= 0:
-            self._check_time_entry()
+        self._check_time_entry()
 
     def _check_time_entry(self) -> None:
-        """Compare the timestamp with that of its batch: retention deletes by this timestamp."""
-        header = self._named or self._header_at(self.timestamp_offset)
-        if header is not None and header.max_timestamp != self.timestamp_ms:
-            batch = f"the batch of offset {self.timestamp_offset}"
-            reason = f"{batch} does not have timestamp {self.timestamp_ms}"
-            raise CorruptIndexError(self._indexes.time_path, reason)
+        """Compare the timestamp with its batch and those after it, as far as they were not read.
 
-    def _header_at(self, offset: int) -> BatchHeader | None:
-        """Return the header of the batch at or after an offset; None if it is not near its entry.
+        Lookups by time skip the segment, and retention deletes it, by this timestamp.
+        """
+        headers = iter((self._named,)) if self._named else self._headers_from(self.timestamp_offset)
+        for number, header in enumerate(headers):
+            if number == 0 and self.timestamp_ms >= 0 and header.max_timestamp != self.timestamp_ms:
+                batch = f"the batch of offset {self.timestamp_offset}"
+                reason = f"{batch} does not have timestamp {self.timestamp_ms}"
+                raise CorruptIndexError(self._indexes.time_path, reason)
+            if header.max_timestamp > self.timestamp_ms:
+                raise CorruptIndexError(self._indexes.time_path, "the last entry is missing")
 
-        Raises CorruptIndexError.
+    def _headers_from(self, offset: int) -> Iterator[BatchHeader]:
+        """Yield the headers of the batch at or after an offset and of those that follow it.
+
+        The search ends at some distance from the index entry of the offset. Raises
+        CorruptIndexError.
         """
         position = self._indexes.find_position(offset - self._indexes.base_offset)
         end = min(self._log_bytes, position + NAMED_BATCH_BYTES_MAX)
         try:
             for batch in scan(self._log, position, end, whole=False):
                 if batch.header.next_offset > offset:
-                    return batch.header
+                    yield batch.header
         except CorruptBatchError:
             pass  # damage; a read finds it
-        return None

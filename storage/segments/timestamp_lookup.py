@@ -16,8 +16,9 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from storage.env import File
-from storage.errors import CorruptBatchError, DecompressionLimitError
+from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
 from storage.format.batch import unpack_records
+from storage.format.index import CorruptIndexError
 from storage.model import TimestampOffset
 from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, read_batch
 from storage.segments.index_load import IndexLoad
@@ -134,9 +135,7 @@ def first_at_or_after(
     for segment in segments.since(log_start_offset):
         if segment.max_timestamp_ms < timestamp_ms:
             continue
-        yield from _loaded(segment)
-        relative_offset = segment.indexes.times.last_before(timestamp_ms)
-        start = max(segment.base_offset + relative_offset + 1, log_start_offset)
+        start = max((yield from _end_of_earlier(segment, timestamp_ms)), log_start_offset)
         yield from _checked(segment, start)
         position = _position_of(segment, start)
         while batch := (yield from _next_batch(segment, position, timestamp_ms)):
@@ -182,6 +181,33 @@ def _loaded(segment: Segment) -> Generator[IndexLoad, object, None]:
         load.finish()
 
 
+def _end_of_earlier(segment: Segment, timestamp_ms: int) -> Generator[IndexLoad, object, int]:
+    """Return an offset below which no record of the segment has the timestamp, or a later one.
+
+    An index whose entry is not that of its batch is rebuilt.
+    """
+    yield from _loaded(segment)
+    entry_ms, relative_offset = segment.indexes.times.last_before(timestamp_ms)
+    if relative_offset >= 0:
+        offset = segment.base_offset + relative_offset
+        yield from _checked(segment, offset)
+        if not _has_batch(segment, offset, entry_ms):
+            load = IndexLoad(segment, Segment.rebuild)
+            yield load
+            load.finish()
+            _, relative_offset = segment.indexes.times.last_before(timestamp_ms)
+    return segment.base_offset + relative_offset + 1
+
+
+def _has_batch(segment: Segment, offset: int, timestamp_ms: int) -> bool:
+    """Return whether the batch of an offset has this largest timestamp; True if damage hides it."""
+    try:
+        batch = segment.lookup.batch_at(offset)
+    except (DamagedSegmentError, CorruptBatchError, CorruptIndexError):
+        return True
+    return batch is not None and batch.header.max_timestamp == timestamp_ms
+
+
 def _checked(segment: Segment, offset: int) -> Generator[IndexLoad, object, None]:
     """Repair an index that does not lead to the offset."""
     try:
@@ -197,9 +223,7 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
     # Records before the last smaller index entry cannot have the maximum.
-    yield from _loaded(segment)
-    relative_offset = segment.indexes.times.last_before(target_ms)
-    start = max(segment.base_offset + relative_offset + 1, log_start_offset)
+    start = max((yield from _end_of_earlier(segment, target_ms)), log_start_offset)
     if start <= segment.max_timestamp_offset:
         yield from _checked(segment, start)
         batch = yield from _next_batch(segment, _position_of(segment, start), target_ms)

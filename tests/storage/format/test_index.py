@@ -78,9 +78,12 @@ def test_no_timestamp_adds_no_entry() -> None:
     assert TimeIndex().maybe_append(-1, 0) == b""
 
 
-@pytest.mark.parametrize(("timestamp", "existing"), [(5, -1), (10, -1), (11, 1), (20, 1), (21, 4)])
+@pytest.mark.parametrize(
+    ("timestamp", "existing"),
+    [(5, (-1, -1)), (10, (-1, -1)), (11, (10, 1)), (20, (10, 1)), (21, (20, 4))],
+)
 def test_all_below_a_timestamp_lies_up_to_the_entry_before_it(
-    timestamp: int, existing: int
+    timestamp: int, existing: tuple[int, int]
 ) -> None:
     assert times_of((10, 1), (20, 4)).last_before(timestamp) == existing
 

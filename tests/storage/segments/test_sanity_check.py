@@ -97,6 +97,19 @@ def test_a_time_index_without_the_largest_timestamp_of_the_tail_is_an_error(
         checked(opened(log_of()), indexed((101, 1), times=times))
 
 
+LATE = ((100, 10), (101, 50), (105, 5), (106, 7))  # all after the second one are late
+
+
+@pytest.mark.parametrize("times", [(), ((10, 100),)])
+def test_a_time_index_that_lost_an_entry_before_late_records_is_an_error(
+    times: Sequence[tuple[int, int]],
+) -> None:
+    """Lookups would pass over the segment, and retention delete it too early."""
+    checked(opened(log_of(LATE)), indexed((106, 3), times=((10, 100), (50, 101))))
+    with pytest.raises(CorruptIndexError, match=r"\.timeindex: the last entry is missing"):
+        checked(opened(log_of(LATE)), indexed((106, 3), times=times))
+
+
 @pytest.mark.parametrize("entries", [(), ((101, 1),), ((101, 1), (106, 3))])
 @pytest.mark.parametrize("entry", [(60, 105), (50, 104), (51, 100)])
 def test_a_time_entry_has_the_timestamp_of_its_batch_wherever_the_batch_is(

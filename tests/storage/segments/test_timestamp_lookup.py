@@ -24,13 +24,24 @@ from storage.format.batch import (
     read_header,
 )
 from storage.format.compression import compress
+from storage.format.filenames import TIME_INDEX, file_name
+from storage.format.index import TIME_ENTRY_BYTES
 from storage.log.log import Log
 from storage.model import TimestampOffset
 from storage.segments import timestamp_lookup
 from storage.segments.batch_scan import ScannedBatch
 from storage.segments.timestamp_lookup import HEADERS_AT_ONCE, HeaderScan, TimestampScan
 from tests.support.storage.empty_batch import empty_batch
-from tests.support.storage.logs import SMALL, append, append_batch, batch_of, open_log, read_records
+from tests.support.storage.logs import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    append,
+    append_batch,
+    batch_of,
+    open_log,
+    read_records,
+)
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.timestamps import first_of_largest, first_since
 
@@ -346,3 +357,56 @@ def test_every_answer_agrees_with_a_walk_over_all_records(seed: int) -> None:
     assert largest(log) == next(
         (record.timestamp, record.offset) for record in records if record.timestamp == best
     )
+
+
+def closed_segment(env: MemoryEnv, rng: random.Random) -> tuple[str, int]:
+    """A log with a closed segment, some of whose records are late; its time index and its end."""
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    for at in range(24):
+        append(log, b"v", timestamp=1_000 + 10 * at - rng.choice([0, 0, 300]) * (at > 3))
+    log.roll(NOW_MS)
+    append(log, b"v", timestamp=900)
+    log.close()
+    return f"{FOLDER}/{file_name(0, TIME_INDEX)}", log.log_end_offset
+
+
+def answers(log: Log) -> list[tuple[int, int] | None]:
+    return [found_at(log, timestamp) for timestamp in range(690, 1_250, 5)]
+
+
+def with_time_index(env: MemoryEnv, path: str, raw: bytes, end: int) -> Log:
+    file = env.open(path, write=True, truncate=True)
+    file.pwrite(raw, 0)
+    file.close()
+    return open_log(env, was_clean=True, recovery_point=end)
+
+
+def entries_of(raw: bytes) -> list[bytes]:
+    return [raw[at : at + TIME_ENTRY_BYTES] for at in range(0, len(raw), TIME_ENTRY_BYTES)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_time_index_without_some_entries_gives_the_same_answers(seed: int) -> None:
+    env = MemoryEnv(seed)
+    path, end = closed_segment(env, random.Random(seed))
+    raw = env.read_file(path)
+    expected = answers(open_log(env, was_clean=True, recovery_point=end))
+    entries = entries_of(raw)
+    losses = [entries[:count] for count in range(len(entries))]
+    losses += [entries[:at] + entries[at + 1 :] for at in range(len(entries))]
+    for left in losses:
+        log = with_time_index(env, path, b"".join(left), end)
+        assert answers(log) == expected, (env, len(left))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_time_index_with_a_wrong_bit_gives_the_same_answers(seed: int) -> None:
+    env = MemoryEnv(seed)
+    path, end = closed_segment(env, random.Random(seed))
+    raw = env.read_file(path)
+    expected = answers(open_log(env, was_clean=True, recovery_point=end))
+    for bit in range(seed, 8 * len(raw), 3):
+        wrong = bytearray(raw)
+        wrong[bit // 8] ^= 1 << bit % 8
+        log = with_time_index(env, path, bytes(wrong), end)
+        assert answers(log) == expected, (env, bit)
