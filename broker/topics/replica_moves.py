@@ -10,6 +10,9 @@ Rules
   acknowledged only if it survives in the new folder.
 - A failure of the target before the switch ends the move; nothing changes for clients. Lack of room
   ends the move and nothing else.
+- The metadata of each data directory says that a replica moves: if the target is missing at the
+  next start, no other directory may serve an older copy. So a directory that has no room even for
+  the metadata refuses the move, before anything is copied.
 """
 
 import asyncio
@@ -24,6 +27,7 @@ from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
+from storage.directory.cluster_metadata import ClusterMetadata
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, OffsetOutOfRangeError, StorageError
@@ -168,6 +172,7 @@ class ReplicaMoves:
             with suppress(NoRoomError):  # the active segment is then copied batch by batch
                 partition.roll(self._env.wall_ms())
             await self._writer.run(None, self._finish_earlier, partition)
+            await self._writer.run(None, self._save, self._writer.metadata)  # is there room?
             check = partial(self._manager.check_free, partition.partition, target)
             await self._threads.run(target.path, check)
             self._check_served(partition)
@@ -201,6 +206,16 @@ class ReplicaMoves:
             ):
                 remove = partial(self._manager.remove_old_replica, log, source)
                 await self._threads.run(source.path, remove)
+
+    async def _save(self, metadata: ClusterMetadata) -> None:
+        """Save the metadata; for lack of room, raise an error that names the remedy."""
+        try:
+            await self._writer.save(metadata)
+        except NoRoomError as error:
+            raise StorageError(
+                f"{error}. Each data directory has to store that a replica moves. Free some "
+                "kilobytes in this one first, for example with DeleteRecords, then move again."
+            ) from error
 
     def _check_served(self, partition: Partition) -> None:
         """Raise CopyStoppedError if the partition was deleted or is offline."""
@@ -273,7 +288,7 @@ class ReplicaMoves:
         source_id, target_id = log_directory.directory_id, copy.log_directory.directory_id
         # The placement, too: an earlier move may not have saved it, for lack of room.
         metadata = self._writer.metadata.with_placement(name, index, source_id)
-        await self._writer.save(metadata.with_move(name, index, source_id, target_id))
+        await self._save(metadata.with_move(name, index, source_id, target_id))
         assert copy.log is not None
         self._manager.table.add_copy(copy.log)
         async with partition.flushing:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import structlog
 
 from broker.app import Broker
 from broker.topics.partition import Partition
@@ -220,7 +221,9 @@ async def test_a_move_of_a_log_whose_last_offsets_have_no_records_ends(
     batch = memoryview(build_batch(records))
     served(broker).append(batch, read_header(batch), 0)
     end_offset = served(broker).log.log_end_offset
+    full = env.fail_on(lambda op, path: op == "open" and not env.exists(path), 28)
     assert served(broker).log.truncate_to(end_offset - 1, now_ms=env.wall_ms())
+    full.remove()
     assert values_in(served(broker).log) == values
 
     def roll(_partition: Partition, _now_ms: int) -> None:
@@ -409,6 +412,29 @@ async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_en
     assert values_in(served(broker).log) == values
     broker.manager.purge_deleted(1 << 60)
     assert folders(env) == [f"{origin.path}/{NAME}"]
+
+
+async def test_a_move_off_a_disk_without_any_room_names_the_remedy_before_it_copies(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    values, target = fill(broker), other(broker)
+    source = directory_of(served(broker).log)
+    full = env.fail_on(
+        lambda op, path: op == "pwrite" and path == f"{source}/varve.metadata.tmp", 28
+    )
+    begun = len(env.history)
+    with structlog.testing.capture_logs() as lines:
+        broker.moves.request(served(broker), target)
+        await moved(broker)
+    reason = next(line["reason"] for line in lines if line["event"] == "replica move failed")
+    assert f"{source}/varve.metadata" in reason
+    assert "DeleteRecords" in reason
+    assert not any("-future" in path for _, path in env.history[begun:])
+    full.remove()
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    assert directory_of(served(broker).log) == target.path
+    assert values_in(served(broker).log) == values
 
 
 async def test_no_room_for_the_longer_name_of_the_old_replica_takes_no_directory_offline(
