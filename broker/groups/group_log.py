@@ -1,12 +1,17 @@
 """Appends the records of groups and their offsets to __consumer_offsets.
 
 Rules
-- Records of one group are appended in the order of the calls.
+- Records of one group are appended in the order of the calls. Those of a transaction are appended
+  at once, because its end may follow.
+- Many records are appended in chunks, one in a round of the loop: the 6,000 tombstones of a group
+  with 2,000 members take 30 ms.
 - Every caller gets an outcome: that of the append, or an error after `append_timeout_ms`.
 """
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -36,8 +41,8 @@ limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.groups"))
 # Records are split into appends of about this size: far below any max.message.bytes, above any
 # single record of an offset.
 APPEND_BYTES = 256 * 1024
-# Tombstones or offsets that are appended without a pause for others: three or four milliseconds.
-OFFSETS_AT_ONCE = 1_000
+# Records that are appended without a pause for others: two or three milliseconds.
+RECORDS_AT_ONCE: Final = 500
 # Ids of groups, members and clients. Kafka's limit is 32,767: a client with 50,000 groups of such
 # names, in which one character takes four bytes of memory, would fill 6 GB.
 GROUP_NAME_BYTES_MAX = 1_000
@@ -54,6 +59,9 @@ class GroupLog:
         self._stats = stats
         self._append_timeout_ms = append_timeout_ms
         self._appends: set[asyncio.Future[Any]] = set()
+        # Chunks to append, with their group and the future of their outcome, and their number.
+        self._queue: deque[tuple[str, Sequence[LogRecord], asyncio.Future[object]]] = deque()
+        self._queued = Counter[str]()
 
     async def close(self) -> None:
         """Wait for appends until they time out."""
@@ -118,7 +126,7 @@ class GroupLog:
         `append_timeout_ms`. Cancelling it does not stop the append.
         """
         outcome: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        appends = [self._store.append(group_id, chunk, producer) for chunk in _chunks(records)]
+        appends = self._begin(group_id, tuple(_chunks(records)), producer)
         ended = asyncio.gather(*appends, return_exceptions=True)
         self._appends.add(ended)
 
@@ -142,6 +150,29 @@ class GroupLog:
 
         ended.add_done_callback(finish)
         return outcome
+
+    def _begin(
+        self, group_id: str, chunks: Sequence[Sequence[LogRecord]], producer: Producer | None
+    ) -> "list[asyncio.Future[object]]":
+        if producer is not None or (len(chunks) == 1 and group_id not in self._queued):
+            return [self._store.append(group_id, chunk, producer) for chunk in chunks]
+        loop = asyncio.get_running_loop()
+        if not self._queue:
+            loop.call_soon(self._append_next)
+        outcomes = [loop.create_future() for _ in chunks]
+        self._queue.extend((group_id, *each) for each in zip(chunks, outcomes, strict=True))
+        self._queued[group_id] += len(chunks)
+        return outcomes
+
+    def _append_next(self) -> None:
+        group_id, chunk, outcome = self._queue.popleft()
+        self._queued[group_id] -= 1
+        if not self._queued[group_id]:
+            del self._queued[group_id]
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._append_next)
+        append = self._store.append(group_id, chunk)
+        append.add_done_callback(partial(_copy_outcome, outcome))
 
     def _worst(self, group_id: str, results: Iterable[object], too_large: ErrorCode) -> ErrorCode:
         for result in results:
@@ -170,21 +201,21 @@ def are_names(*texts: str) -> bool:
 
 def chunks_of(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
     """Split keys into chunks for one append each; return at least one chunk, perhaps empty."""
-    firsts = range(0, max(1, len(keys)), OFFSETS_AT_ONCE)
-    return [keys[first : first + OFFSETS_AT_ONCE] for first in firsts]
+    firsts = range(0, max(1, len(keys)), RECORDS_AT_ONCE)
+    return [keys[first : first + RECORDS_AT_ONCE] for first in firsts]
 
 
 def offset_chunks(
     offsets: Mapping[TopicIndex, CommittedOffset],
 ) -> Iterator[dict[TopicIndex, CommittedOffset]]:
-    """Split offsets into chunks of OFFSETS_AT_ONCE, or of about APPEND_BYTES of metadata.
+    """Split offsets into chunks of RECORDS_AT_ONCE, or of about APPEND_BYTES of metadata.
 
     Yield at least one chunk, perhaps empty.
     """
     chunk: dict[TopicIndex, CommittedOffset] = {}
     size_bytes = 0
     for key, value in offsets.items():
-        if len(chunk) == OFFSETS_AT_ONCE or size_bytes >= APPEND_BYTES:
+        if len(chunk) == RECORDS_AT_ONCE or size_bytes >= APPEND_BYTES:
             yield chunk
             chunk, size_bytes = {}, 0
         chunk[key] = value
@@ -193,12 +224,27 @@ def offset_chunks(
     yield chunk
 
 
+def _copy_outcome(outcome: "asyncio.Future[object]", append: "asyncio.Future[object]") -> None:
+    if outcome.done():
+        return
+    if append.cancelled():
+        outcome.cancel()
+    elif (error := append.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(append.result())
+
+
 def _chunks(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
-    """Split records into appends of about APPEND_BYTES; a single record may be larger."""
+    """Split records into appends of RECORDS_AT_ONCE, or of about APPEND_BYTES.
+
+    A single record may be larger.
+    """
     first, size_bytes = 0, 0
     for index, (key, value) in enumerate(records):
         record_bytes = len(key) + len(value or b"")
-        if size_bytes and size_bytes + record_bytes > APPEND_BYTES:
+        is_full = size_bytes + record_bytes > APPEND_BYTES or index - first == RECORDS_AT_ONCE
+        if size_bytes and is_full:
             yield records[first:index]
             first, size_bytes = index, 0
         size_bytes += record_bytes

@@ -10,7 +10,7 @@ from broker.groups.classic.model import (
     LeaveRequested,
 )
 from broker.groups.consumer.model import TopicMetadata
-from broker.groups.group_log import OFFSETS_AT_ONCE
+from broker.groups.group_log import RECORDS_AT_ONCE
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
@@ -253,9 +253,9 @@ async def commit_many(world: World, count: int) -> None:
 
 async def test_a_group_of_many_offsets_is_deleted_some_at_a_time() -> None:
     world = World()
-    await commit_many(world, 2 * OFFSETS_AT_ONCE + 1)
+    await commit_many(world, 2 * RECORDS_AT_ONCE + 1)
     assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NONE
-    assert [len(append) for append in world.log.appends] == [OFFSETS_AT_ONCE, OFFSETS_AT_ONCE, 2]
+    assert [len(append) for append in world.log.appends] == [RECORDS_AT_ONCE, RECORDS_AT_ONCE, 2]
     assert world.state() is None
     loaded = world.log.load()
     assert not loaded.offsets
@@ -264,7 +264,7 @@ async def test_a_group_of_many_offsets_is_deleted_some_at_a_time() -> None:
 
 async def test_a_deletion_that_is_cut_off_leaves_a_group_that_can_be_deleted_again() -> None:
     world = World()
-    await commit_many(world, OFFSETS_AT_ONCE + 1)
+    await commit_many(world, RECORDS_AT_ONCE + 1)
     world.log.held = True
     deletion = await world.begin(world.coordinator.deletion.delete_group("g"))
     deletion.cancel()
@@ -280,17 +280,17 @@ async def test_a_deletion_that_is_cut_off_leaves_a_group_that_can_be_deleted_aga
 
 async def test_many_offsets_expire_some_at_a_time_but_not_one_that_is_committed_meanwhile() -> None:
     world = World()
-    await commit_many(world, 2 * OFFSETS_AT_ONCE)
+    await commit_many(world, 2 * RECORDS_AT_ONCE)
     await world.clock.advance(8 * DAY_MS)
     now_ms = world.clock.wall_ms()
     world.log.held = True
     expiry = await world.begin(world.coordinator.deletion.expire_offsets(now_ms))
-    assert [len(append) for append in world.log.appends] == [OFFSETS_AT_ONCE]
-    last = ("orders", 2 * OFFSETS_AT_ONCE - 1)
+    assert [len(append) for append in world.log.appends] == [RECORDS_AT_ONCE]
+    last = ("orders", 2 * RECORDS_AT_ONCE - 1)
     commit = await world.begin(world.commit(77, key=last))
     world.log.held = False
     world.log.release()
     assert await commit is ErrorCode.NONE
-    assert await expiry == 2 * OFFSETS_AT_ONCE - 1
+    assert await expiry == 2 * RECORDS_AT_ONCE - 1
     assert world.offsets() == {last: 77}
     assert world.log.load().offsets["g"].keys() == {last}
