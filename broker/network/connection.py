@@ -18,6 +18,7 @@ and when it is used up, they queue as well (MeasuredTurns).
 
 import asyncio
 import ssl
+import weakref
 from collections.abc import Awaitable, Hashable
 from time import perf_counter
 from typing import Final, Protocol, cast
@@ -146,7 +147,8 @@ class Connection(asyncio.BufferedProtocol):
         self._only_waits = False  # the waiting request changes nothing (long poll, join)
         self._reading = True
         self._reserved_bytes = 0  # of the budget of all receive buffers
-        self.response_memory = ResponseMemory(owner.response_budget, lambda: self.client)
+        connection = weakref.proxy(self)
+        self.response_memory = ResponseMemory(owner.response_budget, lambda: connection.client)
         self.receiving_since = 0.0  # loop time of the first byte of the incomplete request
         self._open = False
         self._is_accepted = False  # it has a writer, and its owner knows it
@@ -214,7 +216,11 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything that belongs to this client."""
+        """Release everything that belongs to this client.
+
+        Its context refers to this connection: without it, reference counts free both, with the
+        receive buffer. Garbage of frozen objects may stay for long (gc_pauses.py).
+        """
         if not self._is_accepted:
             return
         self._open = False
@@ -227,6 +233,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waiting.cancel()
         self._release()
         self._owner.disconnected(self)
+        self.context = None
 
     @property
     def peer_certificate(self) -> bytes | None:

@@ -109,6 +109,7 @@ class SocketWriter:
         self._parts.clear()
         self._disarm()
         self._socket.close()
+        self._on_drained = self._on_error = ignore  # they refer to the owner of this writer
 
     def _send(self) -> None:
         calls, turn_end = 0, self.bytes_sent + MAX_SENDFILE_BYTES
@@ -179,8 +180,13 @@ class SocketWriter:
             self._on_drained()
 
     def _fail(self, error: OSError) -> None:
+        on_error = self._on_error
         self.close()
-        self._on_error(error)
+        on_error(error)
+
+
+def ignore(*_: object) -> None:
+    """Do nothing: the callback of a closed writer."""
 
 
 def _sendable(part: FetchSlice) -> memoryview | FetchSlice:

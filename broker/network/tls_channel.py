@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError
+from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError, ignore
 from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
@@ -183,6 +183,7 @@ class TlsWriter:
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._socket.close()
+        self._on_drained = self._on_error = ignore
 
     def _send(self) -> None:
         turn_bytes = 0
@@ -195,8 +196,9 @@ class TlsWriter:
                 turn_bytes += len(piece)
                 self._socket.write_bytes(self._channel.encrypt(piece))
         except OSError as error:  # of the file, or of TLS
+            on_error = self._on_error
             self.close()
-            self._on_error(error)
+            on_error(error)
 
     def _next_piece(self) -> bytes | memoryview:
         """Remove up to PIECE_BYTES from the queue; small parts share a piece."""

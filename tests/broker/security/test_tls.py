@@ -1,9 +1,11 @@
 """Listeners with TLS: certificates, handshakes, requests of any size, reload, hostile bytes."""
 
 import asyncio
+import gc
 import random
 import ssl
 import struct
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,31 @@ async def test_each_listener_advertises_its_own_address(
         assert (node.host, node.port) == ("127.0.0.1", broker.addresses[0].port)
         for _, writer in (secure, plain):
             writer.close()
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "PLAINTEXT"])
+async def test_a_closed_connection_is_freed_without_a_garbage_collection(
+    authority: Authority, protocol: str
+) -> None:
+    """Its receive buffer may have 100 MB, and collections pass over frozen objects."""
+    async with broker_in_memory(
+        MemoryEnv(seed=1), listeners=[f"{protocol}://127.0.0.1:0"], tls=tls_settings(authority)
+    ) as broker:
+        if protocol == "SSL":
+            streams = await connect(broker, authority)
+        else:
+            address = broker.addresses[0]
+            streams = await asyncio.open_connection(address.host, address.port)
+        await ask(streams, ApiKey.METADATA, 9, m.MetadataRequest(topics=[]))
+        (reader,) = [weakref.ref(each._reader) for each in broker.listener.connections]
+        gc.disable()
+        try:
+            streams[1].close()
+            async with asyncio.timeout(20):
+                while reader() is not None:  # noqa: ASYNC110 - a finalizer has no event
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
