@@ -19,7 +19,7 @@ from pathlib import Path
 import pyspark
 
 from pipeline.engines.java import cache_folder, find_java, launcher_home, write_whole
-from tests.support.peers.java_programs import QUICK_JVM
+from tests.support.peers.maven import QUICK_JVM
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60

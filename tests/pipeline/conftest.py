@@ -15,7 +15,7 @@ import pytest
 from tests.pipeline.cluster import Cluster, can_blind, running_cluster
 from tests.pipeline.secured_broker import Secured, running_secured
 from tests.support.draws import cases
-from tests.support.peers.java_programs import QUICK_JVM
+from tests.support.peers.maven import QUICK_JVM
 from tests.support.processes.forked_worker import ForkedStages
 from tests.support.processes.spark_daemon import write_launcher
 from tests.support.processes.spark_streams import stream_server

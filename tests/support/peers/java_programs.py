@@ -4,12 +4,10 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from tests.support.peers.maven import FOLDER, make_once
+from tests.support.peers.maven import FOLDER, QUICK_JVM, make_once
 
 SOURCES = Path(__file__).parents[1] / "java"
 COMPILE_SECONDS = 120
-# No time is spent on code that is fast in the long run.
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 def quick_java(jars: Path, *options: str, classes: Path | None = None) -> list[str]:
@@ -37,7 +35,8 @@ def java_command(jars: Path, main: str, *arguments: str) -> list[str]:
     classes = FOLDER / f"{main}-{jars.name}-{digest}"
 
     def compile_to(folder: Path) -> None:
-        command = ["javac", "-cp", f"{jars}/*", "-d", str(folder), str(source)]
+        quick = [f"-J{option}" for option in QUICK_JVM]
+        command = ["javac", *quick, "-cp", f"{jars}/*", "-d", str(folder), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
 
     make_once(classes, compile_to)

@@ -20,7 +20,8 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from tests.support.peers import maven
-from tests.support.peers.java_programs import QUICK_JVM, class_archive, quick_java
+from tests.support.peers.java_programs import class_archive, quick_java
+from tests.support.peers.maven import QUICK_JVM
 from tests.support.ports import free_port
 
 POM = Path(__file__).with_name("kafka-pom.xml")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.peers import maven
-from tests.support.peers.java_programs import QUICK_JVM
+from tests.support.peers.maven import QUICK_JVM
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
