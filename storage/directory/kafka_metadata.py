@@ -12,6 +12,9 @@ Rules
   before the end of the log is damaged, use none of it.
 - Ignore a torn end of the log: a killed Kafka leaves one. A snapshot ends with its footer; without
   it, it is incomplete.
+- A topic that the records do not name may have been in a lost end of the log. The image is complete
+  only if it reaches the last producer snapshot, which Kafka writes at the end of each log when it
+  stops.
 - Write nothing, and never prevent the broker from starting.
 """
 
@@ -26,7 +29,8 @@ from storage.directory.kafka_security import SECURITY_RECORDS, SecurityImage
 from storage.env import Env
 from storage.errors import CorruptBatchError
 from storage.format.batch import ControlType, Record, control_type, iterate_records
-from storage.format.filenames import CLUSTER_METADATA_TOPIC, LOG
+from storage.format.filenames import CLUSTER_METADATA_TOPIC, LOG, classify
+from storage.model import TopicPartition
 from storage.segments.batch_scan import find_batch, scan, verify
 
 FOLDER: Final = f"{CLUSTER_METADATA_TOPIC}-0"
@@ -52,6 +56,7 @@ class KafkaTopic(NamedTuple):
 
     topic_id: bytes
     configs: Mapping[str, str]
+    partitions: frozenset[int] = frozenset()
 
 
 class TakenSettings(NamedTuple):
@@ -70,6 +75,8 @@ class MetadataImage:
     partitions: dict[bytes, set[int]] = field(default_factory=dict)  # by topic id
     deleted_ids: set[bytes] = field(default_factory=set)  # of topics that the log removes
     security: SecurityImage = field(default_factory=SecurityImage)
+    end_offset: int = 0  # of the last record
+    is_complete: bool = False  # no record after the last one was lost
     _pending: list[bytes] | None = None  # values of the open transaction
 
     def apply(self, value: bytes) -> None:
@@ -119,9 +126,24 @@ class MetadataImage:
     def topics(self) -> dict[str, KafkaTopic]:
         """Return every topic."""
         return {
-            name: KafkaTopic(topic_id, dict(self.configs.get(name, {})))
+            name: KafkaTopic(
+                topic_id,
+                dict(self.configs.get(name, {})),
+                frozenset(self.partitions.get(topic_id, ())),
+            )
             for name, topic_id in self.topic_ids.items()
         }
+
+    def has_deleted(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
+        """Return whether a folder belongs to no topic of Kafka any more.
+
+        Kafka calls it stray. `topic_id`: None if the folder has none.
+        """
+        if topic_id in self.deleted_ids:
+            return True
+        if topic_id is None:
+            topic_id = self.topic_ids.get(partition.topic, b"")
+        return self.is_complete and partition.partition not in self.partitions.get(topic_id, ())
 
 
 def _is_partition(kind: int, version: int) -> bool:
@@ -157,6 +179,9 @@ def read_kafka_metadata(env: Env, directory: str) -> MetadataImage | None:
                 raise MetadataLogError(f"offset {next_offset} is missing before {name}")
             next_offset += 1
             _apply(image, record)
+    image.end_offset = next_offset
+    producer_snapshots = classify(names).snapshots
+    image.is_complete = bool(producer_snapshots) and next_offset >= producer_snapshots[-1]
     return image
 
 

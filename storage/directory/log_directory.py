@@ -16,6 +16,7 @@ This module does not know the partitions inside.
 import base64
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -59,6 +60,8 @@ OWN_FILES: Final = (
     filenames.CLEANER_CHECKPOINT,
     filenames.DAMAGE,
 )
+# In the clean-shutdown marker. Kafka writes the epoch of its registration, others -1.
+_EPOCH_OF_KAFKA: Final = re.compile(rb'"brokerEpoch"\s*:\s*[0-9]')
 ASIDE: Final = ".not-a-file."  # suffix of a renamed folder that had the name of a file
 
 
@@ -83,6 +86,7 @@ class LogDirectory:
         self.path = path
         self.directory_id = ""  # 22 characters; empty if unknown
         self.was_clean = False  # it had the clean-shutdown marker
+        self.was_closed_by_kafka = False  # and it was Kafka's
         self.is_new = False  # it was empty
         self.notes: list[str] = []  # repairs at opening
         self.offline_reason: str | None = None
@@ -208,8 +212,15 @@ class LogDirectory:
         marker = self.file(filenames.CLEAN_SHUTDOWN)
         self.was_clean = self._env.exists(marker)
         if self.was_clean:
+            self.was_closed_by_kafka = self._is_of_kafka(marker)
             self._env.unlink(marker)
             self._env.sync_dir(self.path)
+
+    def _is_of_kafka(self, marker: str) -> bool:
+        try:
+            return _EPOCH_OF_KAFKA.search(self._env.read_file(marker)) is not None
+        except OSError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,23 @@ Rules
   given up because the disk hung. Otherwise it is refused and not touched, unless the metadata says
   that the replica moves: then the folder in the target directory is the replica, and the one in the
   source directory is removed. While the target is offline, it is unknown which one is.
-- An unknown folder is taken over, with the topic id in it. Further partitions of its topic, which
-  Kafka's metadata names or which are missing in the sequence of the numbers, are offline. With too
-  few partitions, a hash modulo their number would lead to the wrong one.
+- An unknown folder is taken over, with the topic id in it. If the folders of a topic have several
+  ids, the one that Kafka's metadata names counts, otherwise the first. Further partitions of its
+  topic, which Kafka's metadata names or which are missing in the sequence of the numbers, are
+  offline. With too few partitions, a hash modulo their number would lead to the wrong one.
 - An unreadable folder is offline if the metadata names its directory, otherwise refused. It is not
   touched, and no other folder replaces it.
 - A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
   known topic, which an interrupted creation leaves.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
+from storage.directory.kafka_metadata import KafkaTopic
 from storage.model import TopicPartition
 
 # `TopicEntry.created_by` of topics from folders that another broker wrote. The stored metadata has
@@ -62,41 +64,51 @@ def place_partitions(
     new_topic_ids: Sequence[bytes],
     now_ms: int,
     *,
-    kafka_partitions: Mapping[bytes, Set[int]] = MappingProxyType({}),
+    kafka_topics: Mapping[str, KafkaTopic] = MappingProxyType({}),
 ) -> Placement:
     """Return the placement. `online`: directory id -> path. `new_topic_ids`: one per folder, for
-    topics taken over without an id. `kafka_partitions`: topic id -> indexes."""
+    topics taken over without an id. `kafka_topics`: those in Kafka's metadata."""
     placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
+    topic_ids: dict[str, list[bytes]] = {}  # in the folders
     for folder in found_folders:
         if folder.topic_id is not None and folder.topic_id in metadata.deleted_topic_ids:
             placement.remove.append(folder)
         else:
             by_partition.setdefault(folder.partition, []).append(folder)
     for partition, folders in sorted(by_partition.items()):
-        entry = placement.metadata.topics.get(partition.topic)
+        for folder in folders:
+            if folder.topic_id is not None:
+                topic_ids.setdefault(partition.topic, []).append(folder.topic_id)
+    for partition, folders in sorted(by_partition.items()):
+        name = partition.topic
+        entry = placement.metadata.topics.get(name)
         if entry is None:
-            usable = next((folder for folder in folders if folder.problem is None), None)
-            if usable is None:
+            if all(folder.problem is not None for folder in folders):
                 placement.refused += [(folder, folder.problem or "") for folder in folders]
                 continue
-            entry = _entry_of_unknown_folder(usable, fresh_ids.__next__, now_ms)
-            placement.metadata = placement.metadata.with_topic(partition.topic, entry)
+            topic_id = _choose_topic_id(topic_ids.get(name, []), kafka_topics.get(name), fresh_ids)
+            # The partition itself is added below.
+            entry = TopicEntry(topic_id, {}, {}, TAKEN_OVER, now_ms)
+            placement.metadata = placement.metadata.with_topic(name, entry)
         _settle(placement, partition, folders, entry, online)
-    _add_missing(placement, metadata, kafka_partitions)
+    _add_missing(placement, metadata, kafka_topics)
     _miss(placement, online)
     return placement
 
 
 def _add_missing(
-    placement: Placement, before: ClusterMetadata, kafka_partitions: Mapping[bytes, Set[int]]
+    placement: Placement, before: ClusterMetadata, kafka_topics: Mapping[str, KafkaTopic]
 ) -> None:
     """Add the partitions without a folder to the topics that are taken over."""
     for name, entry in placement.metadata.topics.items():
         if name in before.topics or not entry.partitions:
             continue
-        expected = set(kafka_partitions.get(entry.topic_id, ()))
+        kafka_topic = kafka_topics.get(name)
+        expected: set[int] = set()
+        if kafka_topic is not None and kafka_topic.topic_id == entry.topic_id:
+            expected.update(kafka_topic.partitions)
         last = max(entry.partitions)
         if last - len(entry.partitions) < GAPS_MAX:
             expected.update(range(last))
@@ -108,12 +120,13 @@ def _add_missing(
             placement.metadata = placement.metadata.with_topic(name, changed)
 
 
-def _entry_of_unknown_folder(
-    folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int
-) -> TopicEntry:
-    topic_id = folder.topic_id if folder.topic_id is not None else new_id()
-    # The partition of the folder itself is added below.
-    return TopicEntry(topic_id, {}, {}, TAKEN_OVER, now_ms)
+def _choose_topic_id(
+    ids: Sequence[bytes], kafka_topic: KafkaTopic | None, new_ids: Iterator[bytes]
+) -> bytes:
+    """Return the id of an unknown topic whose folders have these ids."""
+    if kafka_topic is not None and (not ids or kafka_topic.topic_id in ids):
+        return kafka_topic.topic_id
+    return ids[0] if ids else next(new_ids)
 
 
 # One branch for each way in which folders and checkpoints can disagree.

@@ -1,6 +1,7 @@
 """Applies Kafka's metadata to the cluster metadata when Kafka's folders are taken over.
 
 Rules
+- Of several copies of the metadata the one that ends last counts.
 - A topic whose folders are taken over gets the configs that Kafka had for it.
 - Users, access control lists and quotas are taken together, and only by a broker that has none of
   its own: a mixture would allow what neither broker did.
@@ -17,6 +18,7 @@ from storage.directory.kafka_metadata import (
     settings_to_take,
 )
 from storage.directory.kafka_security import SecurityImage
+from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import StorageError
 from storage.manager.open_report import NAMED_MAX, LogLines
@@ -24,33 +26,38 @@ from storage.manager.open_report import NAMED_MAX, LogLines
 _Lines = list[tuple[str, dict[str, object]]]
 
 
-def read_images(env: Env, directories: Iterable[str]) -> tuple[list[MetadataImage], LogLines]:
-    """Return Kafka's metadata of each directory that has some, and log lines."""
+def read_image(env: Env, directories: Iterable[LogDirectory]) -> tuple[MetadataImage, LogLines]:
+    """Return Kafka's newest metadata, empty if no directory has some, and log lines.
+
+    It is complete only if Kafka was the last broker here, stopped cleanly, and left no other copy
+    that cannot be read: a broker that served the directory since has topics of its own.
+    """
     lines: _Lines = []
-    images: list[MetadataImage] = []
+    newest = MetadataImage()
     for directory in directories:
         try:
-            image = read_kafka_metadata(env, directory)
+            image = read_kafka_metadata(env, directory.path)
         except (OSError, StorageError) as error:
-            fields: dict[str, object] = {"directory": directory, "reason": str(error)}
+            fields: dict[str, object] = {"directory": directory.path, "reason": str(error)}
             lines.append(("kafka metadata not read", fields))
-        else:
-            images += [] if image is None else [image]
-    return images, tuple(lines)
+            continue
+        if image is not None and image.end_offset >= newest.end_offset:
+            newest = image
+            newest.is_complete = image.is_complete and directory.was_closed_by_kafka
+    newest.is_complete = newest.is_complete and not lines
+    return newest, tuple(lines)
 
 
 def take_kafka_settings(
-    images: Collection[MetadataImage], metadata: ClusterMetadata, names: Collection[str]
+    image: MetadataImage, metadata: ClusterMetadata, names: Collection[str]
 ) -> tuple[ClusterMetadata, LogLines]:
     """Return the metadata with Kafka's users, ACLs, quotas and configs of these topics; log lines.
 
     `names` are the topics that are taken over.
     """
     lines: _Lines = []
-    topics = {name: topic for image in images for name, topic in image.topics().items()}
-    metadata = _take_configs(metadata, names, topics, lines)
-    for image in images:
-        metadata = _take_security(metadata, image.security, lines)
+    metadata = _take_configs(metadata, names, image.topics(), lines)
+    metadata = _take_security(metadata, image.security, lines)
     return metadata, tuple(lines)
 
 

@@ -36,7 +36,7 @@ from storage.format.checkpoints import TOPIC_ID_BYTES, encode_partition_metadata
 from storage.log.log import Log
 from storage.log.log_state import LogContext, index_limits
 from storage.manager.deleted_folders import DeletedFolders
-from storage.manager.kafka_settings import read_images, take_kafka_settings
+from storage.manager.kafka_settings import read_image, take_kafka_settings
 from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import FoundCheckpoints, OffsetCheckpoints
 from storage.manager.open_report import NAMED_MAX, LogLines, OpenReport
@@ -140,15 +140,6 @@ def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
     env.sync_all([], [os.path.dirname(path) for path in files])
 
 
-def _partitions_in(images: Iterable[MetadataImage]) -> dict[bytes, set[int]]:
-    """Return the partitions of each topic id in all images: one of two copies may be older."""
-    partitions: dict[bytes, set[int]] = {}
-    for image in images:
-        for topic_id, indexes in image.partitions.items():
-            partitions.setdefault(topic_id, set()).update(indexes)
-    return partitions
-
-
 class LogOpener:
     """Opens the logs of all directories, once."""
 
@@ -187,44 +178,40 @@ class LogOpener:
         )
         for directory, path in scanned.deleted:
             self._deleted.add(directory, path)
-        images: Sequence[MetadataImage] = ()
+        image = MetadataImage()
         if is_new or any(item.partition.topic not in metadata.topics for item in scanned.folders):
-            paths = [directory.path for directory in scanned.by_id.values()]
-            images, self._takeover_lines = read_images(self._env, paths)
-            scanned = self._without_deleted(scanned, metadata, images)
+            image, self._takeover_lines = read_image(self._env, scanned.by_id.values())
+            scanned = self._without_deleted(scanned, metadata, image)
         placement = place_partitions(
             scanned.folders,
             metadata,
             {directory_id: directory.path for directory_id, directory in scanned.by_id.items()},
             [self._env.random_bytes(TOPIC_ID_BYTES) for _ in scanned.folders],
             self._env.wall_ms(),
-            kafka_partitions=_partitions_in(images),
+            kafka_topics=image.topics(),
         )
         self._scanned, self._placement = scanned, placement
         self._leave_offline(placement.offline)
         self._metadata = placement.metadata
         taken_over = placement.metadata.topics.keys() - metadata.topics.keys()
         if taken_over or is_new:
-            self._metadata, lines = take_kafka_settings(images, placement.metadata, taken_over)
+            self._metadata, lines = take_kafka_settings(image, placement.metadata, taken_over)
             self._takeover_lines += lines
         return self._metadata
 
     def _without_deleted(
-        self,
-        scanned: ScannedDirectories,
-        metadata: ClusterMetadata,
-        images: Iterable[MetadataImage],
+        self, scanned: ScannedDirectories, metadata: ClusterMetadata, image: MetadataImage
     ) -> ScannedDirectories:
         """Rename folders of topics that Kafka has deleted, as Kafka does; return the others.
 
-        Kafka answers a deletion before it renames the folders, so a kill may leave them.
+        Kafka answers a deletion before it renames the folders, so a kill may leave them, and so
+        does a directory that was offline.
         """
-        deleted_ids = {topic_id for image in images for topic_id in image.deleted_ids}
         others: list[FoundFolder] = []
         renamed: list[str] = []
         for folder in scanned.folders:
-            is_known = folder.partition.topic in metadata.topics
-            if is_known or folder.topic_id not in deleted_ids:
+            is_kept = folder.partition.topic in metadata.topics or folder.problem is not None
+            if is_kept or not image.has_deleted(folder.partition, folder.topic_id):
                 others.append(folder)
                 continue
             directory = scanned.by_id[folder.directory_id]
@@ -241,7 +228,7 @@ class LogOpener:
             fields: dict[str, object] = {
                 "folders": len(renamed),
                 "names": renamed[:NAMED_MAX],
-                "reason": "Kafka deleted their topics before it stopped",
+                "reason": "their topic ids are not in Kafka's metadata",
             }
             self._takeover_lines += (("stray folders renamed", fields),)
         return replace(scanned, folders=others)

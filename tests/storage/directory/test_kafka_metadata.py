@@ -12,8 +12,6 @@ from storage.directory.kafka_metadata import (
     CONFIG_RECORD,
     END_TRANSACTION,
     FOLDER,
-    PARTITION_RECORD,
-    REMOVE_TOPIC_RECORD,
     TOPIC_RECORD,
     KafkaTopic,
     read_kafka_metadata,
@@ -28,17 +26,20 @@ from storage.directory.kafka_security import (
     USER,
     SecurityImage,
 )
+from storage.directory.log_directory import LogDirectory
 from storage.directory.security_entries import AclEntry, ScramEntry
 from storage.env import write_file
 from storage.format.batch import CONTROL, ControlType, build_batch, marker_record, walk_headers
 from storage.format.checkpoints import decode_topic_id
-from storage.manager.kafka_settings import read_images, take_kafka_settings
+from storage.manager.kafka_settings import read_image, take_kafka_settings
 from storage.model import TopicPartition
 from tests.support.storage.kafka_metadata_log import (
     ID,
     batches,
     config,
     frame,
+    partition,
+    removal,
     snapshot,
     text,
     topic,
@@ -55,10 +56,6 @@ OTHER_ID = bytes(16)
 def read_kafka_topics(env: MemoryEnv, directory: str) -> dict[str, KafkaTopic] | None:
     image = read_kafka_metadata(env, directory)
     return None if image is None else image.topics()
-
-
-def removal(topic_id: bytes = ID) -> bytes:
-    return frame(REMOVE_TOPIC_RECORD, topic_id)
 
 
 def write(env: MemoryEnv, name: str, data: bytes) -> None:
@@ -231,10 +228,6 @@ def taken_over() -> tuple[MemoryEnv, bytes]:
     manager.close()
     env.unlink("/disk1/varve.metadata")
     return env, topic_id
-
-
-def partition(index: int, topic_id: bytes) -> bytes:
-    return frame(PARTITION_RECORD, index.to_bytes(4, "big") + topic_id + bytes(20), version=1)
 
 
 def test_partitions_of_a_topic_taken_over_that_have_no_folder_are_offline() -> None:
@@ -416,8 +409,8 @@ def test_a_broker_with_users_of_its_own_takes_none_and_says_so() -> None:
     env, _ = taken_over()
     write(env, segment(0), batches(0, ACL_FRAME))
     own = ClusterMetadata("c", 1, bytes(16), scram_users={"eve": {}})
-    images, _ = read_images(env, ["/disk1"])
-    metadata, lines = take_kafka_settings(images, own, ())
+    image, _ = read_image(env, [LogDirectory(env, "/disk1")])
+    metadata, lines = take_kafka_settings(image, own, ())
     assert metadata is own
     ((event, fields),) = lines
     assert (event, fields["acls"]) == ("security settings of kafka not taken", 1)

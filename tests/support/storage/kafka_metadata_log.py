@@ -1,6 +1,11 @@
 """Records of Kafka's metadata log, as a controller writes them."""
 
-from storage.directory.kafka_metadata import CONFIG_RECORD, TOPIC_RECORD
+from storage.directory.kafka_metadata import (
+    CONFIG_RECORD,
+    PARTITION_RECORD,
+    REMOVE_TOPIC_RECORD,
+    TOPIC_RECORD,
+)
 from storage.format.batch import CONTROL, ControlType, Record, build_batch
 
 ID = bytes(range(16))
@@ -27,6 +32,14 @@ def frame(kind: int, body: bytes = b"", version: int = 0) -> bytes:
 
 def topic(name: str, topic_id: bytes = ID) -> bytes:
     return frame(TOPIC_RECORD, text(name) + topic_id)
+
+
+def partition(index: int, topic_id: bytes) -> bytes:
+    return frame(PARTITION_RECORD, index.to_bytes(4, "big") + topic_id + bytes(20), version=1)
+
+
+def removal(topic_id: bytes = ID) -> bytes:
+    return frame(REMOVE_TOPIC_RECORD, topic_id)
 
 
 def config(name: str, key: str, value: str | None, kind: int = 2) -> bytes:

@@ -69,12 +69,14 @@ def two_disks(env: MemoryEnv) -> LogManager:
     return manager
 
 
-def kafka_folder(env: MemoryEnv, name: str, topic_id: bytes | None, records: int = 3) -> None:
-    log = open_log(env, folder=f"{ONE}/{name}", was_clean=True)
+def kafka_folder(
+    env: MemoryEnv, name: str, topic_id: bytes | None, records: int = 3, *, disk: str = ONE
+) -> None:
+    log = open_log(env, folder=f"{disk}/{name}", was_clean=True)
     fill(log, records)
     log.close()
-    if not env.exists(f"{ONE}/{filenames.META_PROPERTIES}"):
-        write_file_atomically(env, f"{ONE}/{filenames.META_PROPERTIES}", KAFKA_PROPERTIES)
+    if not env.exists(f"{disk}/{filenames.META_PROPERTIES}"):
+        write_file_atomically(env, f"{disk}/{filenames.META_PROPERTIES}", KAFKA_PROPERTIES)
     if topic_id is not None:
-        path = f"{ONE}/{name}/{filenames.PARTITION_METADATA}"
+        path = f"{disk}/{name}/{filenames.PARTITION_METADATA}"
         write_file_atomically(env, path, encode_partition_metadata(topic_id))
