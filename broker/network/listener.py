@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from broker.event_loop.loop_turns import ConnectionTurns
+from broker.event_loop.loop_turns import ConnectionTurns, Turns
 from broker.network.acceptor import Acceptor
 from broker.network.buffer_budget import BufferBudget
 from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
@@ -298,11 +298,13 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            self.sweep(loop.time())
+            await self.sweep(loop.time())
 
-    def sweep(self, now: float) -> None:
-        """Close connections that are idle or stalled for too long at loop time `now`."""
-        for connection in tuple(self.connections):
+    async def sweep(self, now: float) -> None:
+        """Close connections that are idle or stalled for too long at loop time `now`, in turns."""
+        async for connection in Turns().over(tuple(self.connections)):
+            if connection not in self.connections:
+                continue
             if connection.stalled:
                 self._sweep_stalled(connection, now)
                 continue

@@ -129,9 +129,11 @@ class Views:
 
     def __iter__(self) -> Iterator[ViewTopic]:
         for topic in self._topics:
-            view = self._view_of(topic)
-            if view is not None:
-                yield self._complete(view)
+            # Most topics never have a view, and there may be thousands.
+            if topic.config.has_view or view_name(topic.name) in self._by_name:
+                view = self._view_of(topic)
+                if view is not None:
+                    yield self._complete(view)
 
     def get(self, name: str) -> ViewTopic | None:
         """Return the view of that name, with all its partitions."""

@@ -190,15 +190,15 @@ async def test_a_client_that_does_not_read_is_closed_while_others_wait() -> None
     async with running() as broker:
         listener, now = broker.listener, asyncio.get_running_loop().time()
         (stalled,) = await clients_that_do_not_read(broker, 1)
-        listener.sweep(now)
-        listener.sweep(now + SEND_STALL_SECONDS + 1)  # nobody waits
+        await listener.sweep(now)
+        await listener.sweep(now + SEND_STALL_SECONDS + 1)  # nobody waits
         waiting = Client(broker)
         await waiting.ask_for_offsets()
         await wait_true(lambda: listener.response_budget.waiting == 1)
-        listener.sweep(now + SEND_STALL_SECONDS - 1)
+        await listener.sweep(now + SEND_STALL_SECONDS - 1)
         assert listener.stats.closed_stalled == 0
         with capture_logs() as lines:
-            listener.sweep(now + SEND_STALL_SECONDS + 1)
+            await listener.sweep(now + SEND_STALL_SECONDS + 1)
         assert [line["event"] for line in lines] == ["connection closed"]
         assert listener.stats.closed_stalled == 1
         assert await waiting.offsets() == PARTITIONS
@@ -212,7 +212,7 @@ async def test_a_client_that_reads_slowly_gets_all_while_others_wait() -> None:
         (connection,) = (c for c in listener.connections if c.stalled)
         received = b""
         for rounds in range(4):
-            listener.sweep(now + rounds * (SEND_STALL_SECONDS + 1))
+            await listener.sweep(now + rounds * (SEND_STALL_SECONDS + 1))
             sent = connection.bytes_sent
             while connection.bytes_sent == sent:
                 received += await slow.receive(10_000)
@@ -229,9 +229,9 @@ async def test_a_client_that_reads_byte_by_byte_is_closed_while_others_wait(
     async with running() as broker:
         _, waiting = await clients_that_do_not_read(broker, 2)
         (connection,) = (c for c in broker.listener.connections if c.stalled)
-        broker.listener.sweep(connection.last_active + SEND_SECONDS_MAX - 1)
+        await broker.listener.sweep(connection.last_active + SEND_SECONDS_MAX - 1)
         assert connection.stalled
-        broker.listener.sweep(connection.last_active + SEND_SECONDS_MAX + 1)
+        await broker.listener.sweep(connection.last_active + SEND_SECONDS_MAX + 1)
         assert not connection.stalled
         assert await waiting.offsets() == PARTITIONS
 

@@ -184,15 +184,15 @@ async def test_a_client_that_stops_amid_a_request_loses_its_memory_to_those_who_
         assert await is_served(stopped)
         stopped[1].write(produce[:-1])
         await wait_true(lambda: budget.used_bytes > 2 * MIB)
-        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
+        await broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
         assert budget.used_bytes > 2 * MIB  # nobody waits
         worker = await connect(broker)
         assert await is_served(worker)
         answer = asyncio.create_task(ask(worker, ApiKey.PRODUCE, 9, large_produce(3 * MIB)))
         await wait_true(lambda: budget.waiting == 1)
-        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS - 1)
+        await broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS - 1)
         assert budget.waiting == 1
-        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
+        await broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
         assert isinstance(await answer, m.ProduceResponse)
         assert await is_closed(stopped)
 
@@ -220,9 +220,9 @@ async def test_a_client_that_sends_a_request_byte_by_byte_loses_its_memory_to_th
             before = receiving.last_active
             slow[1].write(produce[sent : sent + 1])
             await wait_true(lambda before=before: receiving.last_active > before)  # type: ignore[misc]
-        broker.listener.sweep(began + RECEIVE_SECONDS_MAX - 1)
+        await broker.listener.sweep(began + RECEIVE_SECONDS_MAX - 1)
         assert budget.waiting == 1
-        broker.listener.sweep(loop.time() + RECEIVE_SECONDS_MAX + 1)
+        await broker.listener.sweep(loop.time() + RECEIVE_SECONDS_MAX + 1)
         assert isinstance(await answer, m.ProduceResponse)
         assert await is_closed(slow)
 
@@ -247,9 +247,9 @@ async def test_who_completes_no_request_in_time_is_closed_and_a_client_is_not() 
         slow[1].write(struct.pack(">i", 100) + b"half")
         assert await is_served(client)
         loop = asyncio.get_running_loop()
-        broker.listener.sweep(loop.time() + 4.0)
+        await broker.listener.sweep(loop.time() + 4.0)
         assert len(broker.listener.connections) == 3
-        broker.listener.sweep(loop.time() + 6.0)
+        await broker.listener.sweep(loop.time() + 6.0)
         assert await is_closed(silent)
         assert await is_closed(slow)
         assert await is_served(client)

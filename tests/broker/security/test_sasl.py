@@ -189,7 +189,7 @@ async def test_a_connection_is_a_stranger_until_it_has_authenticated(password_fi
         await half.send_token(scram_first("alice"))
         await whole.plain("alice", PASSWORD)
         now = asyncio.get_running_loop().time()
-        broker.listener.sweep(now + 6.0)
+        await broker.listener.sweep(now + 6.0)
         assert await half.is_closed()
         assert await whole.is_served()
         assert broker.listener.stats.closed_silent == 1

@@ -257,7 +257,8 @@ async def test_hostile_bytes_close_one_connection_and_no_other(authority: Author
         assert (await ask(good, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())).api_keys
         while len(broker.listener.connections) > 2:  # noqa: ASYNC110 - closing has no event
             await asyncio.sleep(0.001)
-        broker.listener.sweep(asyncio.get_running_loop().time() + 31)  # the handshake has a limit
+        # The handshake has a limit.
+        await broker.listener.sweep(asyncio.get_running_loop().time() + 31)
         while len(broker.listener.connections) > 1:  # noqa: ASYNC110 - closing has no event
             await asyncio.sleep(0.001)
         assert broker.listener.stats.closed_silent == 1
