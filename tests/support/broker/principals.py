@@ -44,6 +44,7 @@ def fake_connection(context: RequestContext | None = None) -> Connection:
         gate=None,
         peer_certificate=None,
         mute=lambda _seconds: None,
+        stop_reading_ahead=lambda: None,
         client_has_left=lambda: False,
         response_memory=None,
     )
