@@ -84,7 +84,8 @@ class GroupChanges:
         committed = await _committed(client, group_id, None)
         owners: dict[tuple[str, int], str] = {}
         members, turns = list[Json](), Turns()
-        for member, assignment in zip(group.members, group.assignments, strict=True):
+        pairs = zip(group.members, group.assignments, strict=True)
+        async for member, assignment in turns.over(pairs):
             assigned = await self._shown(request, await assignment(), turns)
             async for topic, indexes in turns.over(assigned.items()):
                 owners |= dict.fromkeys(((topic, index) for index in indexes), member.member_id)
