@@ -140,12 +140,13 @@ class BrokerMetrics:
             text="Time from the complete request to its response",
             labels=["request"],
         )
-        for name, request in stats.requests.items():
+        for name, request in tuple(stats.requests.items()):
             for version, count in sorted(request.by_version.items()):
                 label = "unsupported" if version == UNSUPPORTED else str(version)
                 requests.add_metric([name, label], count)
             if request.latency.count:
                 times.add([name], request.latency)
+            yield None
         holds = GaugeMetricFamily(
             "varve_request_longest_hold_seconds",
             "Longest time that one step of a request occupied the event loop since startup",
