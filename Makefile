@@ -57,7 +57,7 @@ sim-schedule: $(VENV)/.installed-dev
 	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/scheduler/test_scheduling.py
 
 budgets: $(VENV)/.installed-dev $(VENV)/.warm
-	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/broker/network/test_budgets.py $(ARGS)
+	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/broker/network/test_budgets.py tests/broker/network/test_crowded_broker.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
