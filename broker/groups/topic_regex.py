@@ -118,8 +118,12 @@ class TopicRegexes:
             matching, turns = [], Turns()
             for name in tuple(self._topics.names()):
                 await turns.take()
-                if viewer.may_describe(name) and pattern.matches(name):
-                    matching.append(name)
+                try:
+                    if viewer.may_describe(name) and pattern.matches(name):
+                        matching.append(name)
+                except PatternError as error:
+                    reason = f"SubscribedTopicRegex takes too long: {error}"
+                    raise MembershipError(ErrorCode.INVALID_REGULAR_EXPRESSION, reason) from error
         return frozenset(matching)
 
 

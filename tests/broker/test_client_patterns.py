@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 import re2
 
+from broker import client_patterns
 from broker.client_patterns import ClientPattern, PatternError
 from config.topics.names import NAME_LENGTH_MAX
 from protocol.api import ApiKey
@@ -160,3 +161,13 @@ def test_a_long_id_does_not_match_an_expression_of_many_steps() -> None:
     text = "a" * 32_767
     assert ClientPattern("a.*").matches(text)
     assert not ClientPattern("(?:a?){400}a*").matches(text)
+
+
+def test_a_search_that_takes_too_long_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_patterns, "SEARCH_SECONDS_MAX", 0.0)
+    slow, quick = ClientPattern("(?:(?:a?){40}){0,10}"), ClientPattern("a.*")
+    name = "a" * NAME_LENGTH_MAX
+    slow.matches(name)
+    with pytest.raises(PatternError, match="the search took more than"):
+        slow.matches(name)
+    assert all(quick.matches(name) for _ in range(100))

@@ -2,11 +2,13 @@
 DescribeProducers, WriteTxnMarkers.
 """
 
+from time import perf_counter
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
+from broker.network.connection import CloseConnectionError
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.end_transaction import append_marker, has_open_transaction
@@ -41,6 +43,7 @@ from storage.format.batch import ControlType
 from storage.format.producer_state import ProducerEntry
 from storage.model import TopicPartition
 
+PRESENCE_SECONDS: Final = 0.1  # between two looks whether a client waits for its search
 STATE_NAMES: Final = {
     status: "".join(word.capitalize() for word in status.name.split("_")) for status in Status
 }
@@ -87,7 +90,10 @@ def _has_transactions(context: RequestContext) -> bool:
 async def list_transactions(
     context: RequestContext, _header: RequestHeader, body: ListTransactionsRequest
 ) -> ListTransactionsResponse:
-    """ListTransactions 0-2: filter by state, producer, duration and pattern of the id."""
+    """ListTransactions 0-2: filter by state, producer, duration and pattern of the id.
+
+    Raises CloseConnectionError if the client leaves during a search with a pattern.
+    """
     response = ListTransactionsResponse()
     statuses = {name: status for status, name in STATE_NAMES.items()}
     response.unknown_state_filters = [name for name in body.state_filters if name not in statuses]
@@ -123,9 +129,17 @@ async def list_transactions(
             and (pattern is None or pattern.matches(transaction.transactional_id))
         )
 
-    for transaction in context.transactions.transactions():
-        await turns.take()
-        if is_listed(transaction):
+    looks_at = 0.0  # when to look whether the client waits
+    async for transaction in turns.over(context.transactions.transactions()):
+        if pattern is not None and perf_counter() >= looks_at:
+            looks_at = perf_counter() + PRESENCE_SECONDS
+            if context.has_left():
+                raise CloseConnectionError("the client closed the connection")
+        try:
+            listed = is_listed(transaction)
+        except PatternError:
+            return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+        if listed:
             response.transaction_states.append(
                 ListTransactionsResponseTransaction(
                     transactional_id=transaction.transactional_id,

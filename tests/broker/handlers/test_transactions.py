@@ -5,17 +5,22 @@ from typing import Any
 
 import pytest
 
+from broker import client_patterns
 from broker.app import Broker
 from broker.handlers import fetch as fetch_module
 from broker.handlers.list_offsets import READ_COMMITTED
+from broker.handlers.transactions.administration import list_transactions
+from broker.network.connection import CloseConnectionError
 from broker.network.response_memory import ResponseMemory
 from broker.topics.internal_topic import PartitionState
 from broker.topics.producer_ids import Producer
 from protocol import messages as m
 from protocol.api import ApiKey
+from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from storage.format.batch import TRANSACTIONAL, Record, build_batch
 from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
+from tests.support.broker.principals import make_context
 from tests.support.protocol.raw_client import fetch_request, produce_request
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -304,6 +309,40 @@ async def test_a_pattern_that_is_no_regular_expression_is_refused(broker: Broker
     body = m.ListTransactionsRequest(transactional_id_pattern="(")
     listed = await kafka_request(broker, ApiKey.LIST_TRANSACTIONS, body)
     assert listed.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+async def test_a_search_with_a_pattern_that_takes_too_long_ends_with_an_error(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_patterns, "SEARCH_SECONDS_MAX", 0.0)
+    await begin_transactions(broker, 3)
+    body = m.ListTransactionsRequest(transactional_id_pattern="(?:(?:a?){40}){0,10}")
+    listed = await kafka_request(broker, ApiKey.LIST_TRANSACTIONS, body)
+    assert listed.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert not listed.transaction_states
+
+
+async def test_a_search_with_a_pattern_ends_when_its_client_has_left(broker: Broker) -> None:
+    await begin_transactions(broker, 3)
+    context = make_context(broker)
+    context.has_left = lambda: True
+    header = RequestHeader(ApiKey.LIST_TRANSACTIONS, 2, 1, "client", 0)
+    with pytest.raises(CloseConnectionError):
+        await list_transactions(
+            context, header, m.ListTransactionsRequest(transactional_id_pattern="a.*")
+        )
+    listed = await list_transactions(context, header, m.ListTransactionsRequest())
+    assert len(listed.transaction_states) == 3
+
+
+async def begin_transactions(broker: Broker, count: int) -> None:
+    """Of ids that are long, so that a match may take time."""
+    await start(broker)
+    for number in range(count - 1):
+        answer = await broker.coordinators.transactions.init_producer(
+            f"{'a' * 100}{number}", 60_000, None, None
+        )
+        assert answer.error is ErrorCode.NONE
 
 
 async def test_fetched_offsets_that_a_transaction_may_change_are_unstable(broker: Broker) -> None:

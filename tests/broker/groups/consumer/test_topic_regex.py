@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 
+from broker import client_patterns
 from broker.event_loop.loop_turns import Turns
 from broker.groups import topic_regex
+from broker.groups.consumer.model import MembershipError
 from broker.groups.topic_regex import REFRESH_MS, TopicRegexes, TopicViewer
 from protocol.api import ApiKey
 from protocol.codec import encode_request
@@ -115,6 +117,17 @@ async def test_queued_searches_of_clients_that_have_left_end(
     }
     assert len((await staying).topics) == 1_000, "one of the clients still waits"
     assert topics.matched <= 2, "the first search had begun"
+
+
+async def test_a_search_that_takes_too_long_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_patterns, "SEARCH_SECONDS_MAX", 0.0)
+    regexes = TopicRegexes(FakeTopics({"a" * 200: 1, "a" * 201: 1}), lambda: 0)
+    with pytest.raises(MembershipError) as refusal:
+        await regexes.resolve("(?:(?:a?){40}){0,10}")
+    assert refusal.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert len((await regexes.resolve("a.*")).topics) == 2
 
 
 async def test_a_closed_connection_ends_the_search_of_its_heartbeat(
