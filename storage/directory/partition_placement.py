@@ -14,6 +14,7 @@ Rules
   ids, the one that Kafka's metadata names counts, otherwise the first. Further partitions of its
   topic, which Kafka's metadata names or which are missing in the sequence of the numbers, are
   offline. With too few partitions, a hash modulo their number would lead to the wrong one.
+- At the first start, the partitions of a topic in Kafka's metadata that has no folder are offline.
 - An unreadable folder is offline if the metadata names its directory, otherwise refused. It is not
   touched, and no other folder replaces it.
 - A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
@@ -65,9 +66,11 @@ def place_partitions(
     now_ms: int,
     *,
     kafka_topics: Mapping[str, KafkaTopic] = MappingProxyType({}),
+    is_new: bool = False,
 ) -> Placement:
     """Return the placement. `online`: directory id -> path. `new_topic_ids`: one per folder, for
-    topics taken over without an id. `kafka_topics`: those in Kafka's metadata."""
+    topics taken over without an id. `kafka_topics`: those in Kafka's metadata. `is_new`: it is the
+    first start."""
     placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
@@ -93,9 +96,31 @@ def place_partitions(
             entry = TopicEntry(topic_id, {}, {}, TAKEN_OVER, now_ms)
             placement.metadata = placement.metadata.with_topic(name, entry)
         _settle(placement, partition, folders, entry, online)
+    if is_new:
+        _add_topics(placement, kafka_topics, online, now_ms)
     _add_missing(placement, metadata, kafka_topics)
     _miss(placement, online)
     return placement
+
+
+def _add_topics(
+    placement: Placement,
+    kafka_topics: Mapping[str, KafkaTopic],
+    online: Mapping[str, str],
+    now_ms: int,
+) -> None:
+    """Add the topics of Kafka without a folder. A directory that has them can be named later."""
+    entries = {
+        name: TopicEntry(
+            topic.topic_id,
+            dict.fromkeys(sorted(topic.partitions), next(iter(online))),
+            created_by=TAKEN_OVER,
+            created_ms=now_ms,
+        )
+        for name, topic in kafka_topics.items()
+        if topic.partitions and name not in placement.metadata.topics
+    }
+    placement.metadata = placement.metadata.with_topics(entries)
 
 
 def _add_missing(

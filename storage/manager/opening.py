@@ -189,6 +189,7 @@ class LogOpener:
             [self._env.random_bytes(TOPIC_ID_BYTES) for _ in scanned.folders],
             self._env.wall_ms(),
             kafka_topics=image.topics(),
+            is_new=is_new,
         )
         self._scanned, self._placement = scanned, placement
         self._leave_offline(placement.offline)

@@ -1,4 +1,4 @@
-"""Which topic a folder of Kafka belongs to: its metadata knows, if it is complete."""
+"""Which topics Kafka has, and which of them a folder belongs to, as its metadata says."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from storage.format import filenames
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.storage.kafka_metadata_log import batches, config, partition, snapshot, topic
-from tests.support.storage.log_managers import ONE, TWO, kafka_folder, opened
+from tests.support.storage.log_managers import ONE, TWO, drop_topic, kafka_folder, opened
 from tests.support.storage.memory_env import MemoryEnv
 
 OF_KAFKA = b'{"version":0,"brokerEpoch":243}'
@@ -145,3 +145,39 @@ def test_a_folder_without_an_id_has_that_of_the_other_folders(env: MemoryEnv) ->
     assert sorted(manager.table.logs) == [TopicPartition("re", 0), TopicPartition("re", 1)]
     assert manager.metadata.topics["re"].topic_id == NEW
     assert report.refused == ()
+
+
+def test_a_topic_of_kafka_without_any_folder_is_offline_until_its_directory_is_named(
+    env: MemoryEnv,
+) -> None:
+    """Otherwise clients could create it again, and the folders would belong to another topic."""
+    kafka_folder(env, "re-0", NEW)
+    kafka_folder(env, "far-0", GONE, 7, disk=TWO)
+    kafka_folder(env, "far-1", GONE, 8, disk=TWO)
+    put_metadata(
+        env, *topic_of_kafka("re", NEW, 1), *topic_of_kafka("far", GONE, 2), disk=ONE, marker=None
+    )
+    for _ in range(2):
+        manager, report = opened(env, ONE)
+        assert {str(name): why for name, why in report.offline.items()} == {
+            "far-0": f"its folder is missing in {ONE}",
+            "far-1": f"its folder is missing in {ONE}",
+        }
+        manager.close()
+    manager, report = opened(env)
+    assert ends(manager) == {"far-0": 7, "far-1": 8, "re-0": 3}
+    assert report.refused == ()
+
+
+def test_a_topic_that_was_deleted_after_the_first_start_does_not_come_back_offline(
+    env: MemoryEnv,
+) -> None:
+    kafka_folder(env, "re-0", NEW)
+    put_metadata(env, *topic_of_kafka("re", NEW, 1), *topic_of_kafka("far", GONE, 2), disk=ONE)
+    manager, _ = opened(env, ONE)
+    drop_topic(manager, "far")
+    manager.close()
+    kafka_folder(env, "new-0", OLD)  # the metadata of Kafka is read again
+    manager, report = opened(env, ONE)
+    assert sorted(manager.metadata.topics) == ["new", "re"]
+    assert report.offline == {}
