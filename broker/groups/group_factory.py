@@ -9,9 +9,10 @@ from typing import Final
 
 import structlog
 
+from broker.event_loop.loop_turns import run_in_turns
 from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.clock import Clock
-from broker.groups.consumer.classic_members import EncodedTargets, downgraded, upgraded
+from broker.groups.consumer.classic_members import EncodedTargets, downgraded, upgraded_sliced
 from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
 from broker.groups.group_log import GroupLog
 from broker.groups.large_group_turns import LargeGroupTurns
@@ -97,19 +98,24 @@ class GroupFactory:
             empty, self.consumer(ConsumerGroup(empty.group.group_id), empty.offsets)
         )
 
-    def upgrade(
+    async def upgrade(
         self, classic: LiveClassicGroup, request: Heartbeat, may_describe: Callable[[str], bool]
-    ) -> LiveConsumerGroup:
+    ) -> None:
         """Put a consumer group in place of a classic group with members.
 
         `may_describe` says which topics the client may describe. The heartbeat that follows writes
-        the group's records. Raises MembershipError.
+        the group's records. Members are read in turns; nothing happens if the group changes
+        meanwhile. Raises MembershipError.
         """
         group_id, rules = classic.group.group_id, self._consumer_rules
         if not rules.allows_upgrade:
             text = f"classic group {group_id} cannot become a consumer group: a setting forbids it"
             raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
-        group = upgraded(classic.group, self._topics, may_describe)
+        before = classic.group
+        group = await run_in_turns(upgraded_sliced(before, self._topics, may_describe))
+        is_served = self._served.get(group_id) is classic and not classic.is_dead
+        if not is_served or not classic.group.has_assignments_of(before):
+            return
         is_replacement = request.instance_id is not None and group.static_member(
             request.instance_id
         )
@@ -127,7 +133,6 @@ class GroupFactory:
             epoch=group.epoch,
             members=len(group.members),
         )
-        return live
 
     def _downgrade(
         self,

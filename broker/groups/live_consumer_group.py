@@ -178,7 +178,8 @@ class LiveConsumerGroup:
         members = self.group.members.values()
         self._sessions.start({member.member_id: self._session_ms(member) for member in members})
         for member in members:
-            self._watch_revocation(member)
+            if member.state is MemberState.UNREVOKED_PARTITIONS:
+                self._watch_revocation(member)
 
     def close(self) -> None:
         """Stop all timers: the group is not served any more."""

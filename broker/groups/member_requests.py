@@ -8,7 +8,9 @@ cancellation.
 import uuid
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from typing import Final
 
+from broker.event_loop.loop_turns import yield_to_loop
 from broker.groups.classic.members import Member
 from broker.groups.classic.membership import outgrows_record
 from broker.groups.classic.model import (
@@ -45,6 +47,8 @@ from protocol.errors import ErrorCode
 
 # Characters of a client's name in its member ids.
 NAME_CHARS = 255
+# Of one heartbeat, while other members join or leave.
+UPGRADE_ATTEMPTS: Final = 3
 
 
 def random_id() -> str:
@@ -245,7 +249,8 @@ class MemberRequests:
                 if isinstance(waiting, LiveConsumerGroup):
                     waiting.keep_alive(request.member_id)
                 await self._wait_turn(group_id)
-            live = self._consumer_group(group_id, request, viewer, creator)
+            await self._upgrade(group_id, request, viewer)
+            live = self._consumer_group(group_id, request, creator)
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)
         try:
@@ -300,8 +305,22 @@ class MemberRequests:
                 resolved[each] = now
         return resolved
 
+    async def _upgrade(self, group_id: str, request: Heartbeat, viewer: TopicViewer) -> None:
+        """Upgrade a classic group that has members if a member joins with the other protocol.
+
+        Raises MembershipError.
+        """
+        for _ in range(UPGRADE_ATTEMPTS):
+            live = self._served.get(group_id)
+            if not isinstance(live, LiveClassicGroup) or live.is_dead or not live.has_members:
+                return
+            if request.epoch != JOIN_EPOCH:
+                return
+            await self._factory.upgrade(live, request, viewer.may_describe)
+            await yield_to_loop()
+
     def _consumer_group(
-        self, group_id: str, request: Heartbeat, viewer: TopicViewer, creator: Hashable | None
+        self, group_id: str, request: Heartbeat, creator: Hashable | None
     ) -> LiveConsumerGroup:
         live = self._served.get(group_id)
         if isinstance(live, LiveConsumerGroup) and not live.is_dead:
@@ -310,8 +329,9 @@ class MemberRequests:
         if live is not None and (not is_join or live.is_dead):
             text = f"group {group_id} is not a consumer group"
             raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
-        if isinstance(live, LiveClassicGroup) and live.has_members:
-            return self._factory.upgrade(live, request, viewer.may_describe)
+        if isinstance(live, LiveClassicGroup) and live.has_members:  # also after `_upgrade`
+            text = f"members of group {group_id} joined or left while it was upgraded: try again"
+            raise MembershipError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, text)
         if live is not None:
             return self._factory.replace_by_consumer(live)
         if not is_join:

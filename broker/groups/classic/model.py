@@ -59,6 +59,14 @@ class Group:
         """Return the member with this group.instance.id."""
         return self.members.with_instance(instance_id)
 
+    def has_assignments_of(self, before: "Group") -> bool:
+        """Return whether the members and what they have are still those of an earlier value."""
+        return (
+            self.members is before.members
+            and self.assignments is before.assignments
+            and self.generation == before.generation
+        )
+
     @property
     def rebalance_timeout_ms(self) -> int:
         """Return the longest timeout of the members; 0 without members."""

@@ -15,7 +15,7 @@ Source: KIP-848 and the group coordinator of Kafka 4.3.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -28,8 +28,8 @@ from broker.groups.classic.subscription import (
     MemberAssignment,
     Subscription,
     TopicPartitions,
-    decode_assignment,
-    decode_subscription,
+    decode_assignment_sliced,
+    decode_subscription_sliced,
     encode_assignment_sliced,
     subscription_version,
 )
@@ -56,9 +56,11 @@ from storage.slices import run_at_once
 # librdkafka repeats in an assignment what the member owned. The broker knows this itself.
 STICKY_PROTOCOLS: Final = frozenset(("sticky", "cooperative-sticky"))
 
-# Metadata and assignments that one upgrade reads, in up to 50 ms. A classic group is one record of
+# Metadata and assignments that one upgrade reads, in turns. A classic group is one record of
 # __consumer_offsets, so a group that is stored has hardly more than 1 MB.
 UPGRADE_BYTES_MAX: Final = 512 << 10
+MEMBERS_PER_SLICE: Final = 128  # that are read, in a millisecond
+NAMES_PER_SLICE: Final = 512  # of topics that are looked up, in a millisecond
 PARTITIONS_PER_SLICE: Final = 2_048  # of an assignment that is encoded, in a millisecond
 
 # Assignments of classic members, by the version of the subscription and the partitions.
@@ -242,13 +244,62 @@ def uses_classic_only(group: ConsumerGroup) -> bool:
     return bool(members) and all(member.classic is not None for member in members)
 
 
-def upgraded(
+def upgraded_sliced(
     group: Group, topics: TopicLookup, may_describe: Callable[[str], bool]
-) -> ConsumerGroup:
-    """Return a classic group as a consumer group. Raises MembershipError.
+) -> Generator[None, None, ConsumerGroup]:
+    """Return a classic group as a consumer group, with pauses. Raises MembershipError.
 
     Subscriptions lose topics that the client may not describe until their members join again.
     """
+    decoded = yield from _decode_sliced(group)
+    visible = yield from _visible_sliced([each for each, _ in decoded], may_describe)
+    members: dict[str, ConsumerMember] = {}
+    targets: dict[str, Assignment] = {}
+    owners: dict[PartitionId, str] = {}
+    shared: dict[frozenset[str], frozenset[str]] = {}  # see ConsumerGroup.shared
+    rows = zip(group.members.values(), decoded, strict=True)
+    for number, (member, (subscription, assignment)) in enumerate(rows, 1):
+        partitions: set[PartitionId] = set()
+        for count, (name, indexes) in enumerate(assignment.partitions.items(), 1):
+            if name in visible:
+                partitions.update(_partition_ids({name: indexes}, topics))
+            if count % NAMES_PER_SLICE == 0:
+                yield
+        target = frozenset(partitions) - owners.keys()
+        owners |= dict.fromkeys(target, member.member_id)
+        names = subscription.topics & visible
+        targets[member.member_id] = target
+        members[member.member_id] = ConsumerMember(
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            rack_id=subscription.rack_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+            topics=shared.setdefault(names, names),
+            classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
+            epoch=group.generation,
+            previous_epoch=group.generation,
+            assigned=dict.fromkeys(target, group.generation),
+        )
+        if number % MEMBERS_PER_SLICE == 0 or len(target) > NAMES_PER_SLICE:
+            yield
+    result = ConsumerGroup(
+        group.group_id,
+        epoch=group.generation,
+        assignment_epoch=group.generation,
+        members=members,
+        targets=targets,
+        owners=owners,
+    )
+    check_names(ConsumerGroup(group.group_id), result)
+    return result
+
+
+def _decode_sliced(
+    group: Group,
+) -> Generator[None, None, list[tuple[Subscription, MemberAssignment]]]:
+    """Return what the members of a classic group subscribe to and what they have."""
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         raise _not_upgradable(group, "its members do not use the embedded consumer protocol")
     name = group.protocol_name or group.members.protocols.elected()
@@ -257,43 +308,38 @@ def upgraded(
     if size_bytes > UPGRADE_BYTES_MAX:
         reason = f"the metadata of its members has {size_bytes} bytes, more than"
         raise _not_upgradable(group, f"{reason} {UPGRADE_BYTES_MAX}, the limit")
-    result = ConsumerGroup(
-        group.group_id, epoch=group.generation, assignment_epoch=group.generation
-    )
-    decoded = [_decode(group, member, name) for member in group.members.values()]
-    subscribed = frozenset[str]().union(*(subscription.topics for subscription, _ in decoded))
-    visible = frozenset(filter(may_describe, subscribed))
-    for member, (subscription, assignment) in zip(group.members.values(), decoded, strict=True):
+    decoded = []
+    for number, member in enumerate(group.members.values(), 1):
+        try:
+            assignment = yield from decode_assignment_sliced(group.assignment(member.member_id))
+            if len(assignment.partitions) > NAMES_PER_SLICE:
+                yield
+            subscription = yield from decode_subscription_sliced(member.metadata(name))
+        except InvalidMetadataError as error:
+            text = f"the metadata of a member is invalid: {error}"
+            raise _not_upgradable(group, text) from error
         if assignment.user_data and name not in STICKY_PROTOCOLS:
             raise _not_upgradable(group, "its assignor keeps data of its own")
-        seen = {name: p for name, p in assignment.partitions.items() if name in visible}
-        partitions = frozenset(_partition_ids(seen, topics)) - result.owners.keys()
-        result = result.with_member(
-            ConsumerMember(
-                member_id=member.member_id,
-                instance_id=member.instance_id,
-                rack_id=subscription.rack_id,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                rebalance_timeout_ms=member.rebalance_timeout_ms,
-                topics=result.shared(subscription.topics & visible),
-                classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
-                epoch=group.generation,
-                previous_epoch=group.generation,
-                assigned=dict.fromkeys(partitions, group.generation),
-            )
-        )
-        result = replace(result, targets={**result.targets, member.member_id: partitions})
-    check_names(ConsumerGroup(group.group_id), result)
-    return result
+        decoded.append((subscription, assignment))
+        if number % MEMBERS_PER_SLICE == 0 or len(subscription.topics) > NAMES_PER_SLICE:
+            yield
+    return decoded
 
 
-def _decode(group: Group, member: Member, name: str) -> tuple[Subscription, MemberAssignment]:
-    try:
-        subscription = decode_subscription(member.metadata(name))
-        return subscription, decode_assignment(group.assignment(member.member_id))
-    except InvalidMetadataError as error:
-        raise _not_upgradable(group, f"the metadata of a member is invalid: {error}") from error
+def _visible_sliced(
+    subscriptions: Sequence[Subscription], may_describe: Callable[[str], bool]
+) -> Generator[None, None, frozenset[str]]:
+    """Return the subscribed topics that the client may describe."""
+    visible: dict[str, bool] = {}
+    for number, subscription in enumerate(subscriptions, 1):
+        for name in subscription.topics:
+            if name not in visible:
+                visible[name] = may_describe(name)
+                if len(visible) % NAMES_PER_SLICE == 0:
+                    yield
+        if number % MEMBERS_PER_SLICE == 0:
+            yield
+    return frozenset(name for name, is_visible in visible.items() if is_visible)
 
 
 def _not_upgradable(group: Group, reason: str) -> MembershipError:

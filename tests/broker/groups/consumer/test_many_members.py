@@ -5,10 +5,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from broker.groups.classic.members import Member, Members
+from broker.groups.classic.model import Group
+from broker.groups.classic.subscription import encode_assignment
 from broker.groups.consumer.model import ConsumerGroup, ConsumerMember, PartitionId
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
+from protocol.errors import ErrorCode
+from tests.support.broker.groups.classic_client import subscription
 from tests.support.broker.groups.consumer_group_world import (
     REBALANCE_MS,
     Client,
@@ -23,6 +28,8 @@ SESSION_MS = 45_000
 # As in test_large_subscriptions.py. A step looks at all members some times.
 CLOCK_RATE = 10
 LINES_PER_TURN_MAX = 23_000
+# 1,024 topics of an assignment are read in 30,000; the sessions of all members start in 50,000.
+LINES_PER_UPGRADE_TURN_MAX = 60_000
 TOPICS = frozenset(f"t{number}" for number in range(20))
 
 
@@ -91,3 +98,41 @@ def test_no_turn_of_a_group_with_thousands_of_members_is_long(
 
     asyncio.run(scenario())
     assert {label: lines for label, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+def classic_group(size: int, topics: frozenset[str], assigned: frozenset[str]) -> Group:
+    """A stable group of the classic protocol; its members share the topics."""
+    ids, names = [f"m{number}" for number in range(size)], sorted(assigned)
+    metadata = subscription(topics)
+    members = Members.of(
+        Member(key, f"i-{key}", "c", "/h", SESSION_MS, REBALANCE_MS, (("range", metadata),))
+        for key in ids
+    )
+    owned = {key: {name: [0] for name in names[number::size]} for number, key in enumerate(ids)}
+    assignments = {key: encode_assignment(1, each) for key, each in owned.items()}
+    return Group("g", 4, "consumer", "range", "m0", members, assignments)
+
+
+@pytest.mark.parametrize(("size", "names"), [(2, 8_000), (MEMBERS, 20)])
+def test_no_turn_of_an_upgrade_is_long(
+    size: int, names: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+    topics = frozenset(f"t{number}" for number in range(names))
+
+    async def scenario() -> None:
+        world = World(
+            topics=FakeTopics(dict.fromkeys(topics, 1)),
+            consumer_rules=ConsumerRules(max_size=MEMBERS + 1),
+        )
+        world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+        loaded = LoadedPartition(groups={"g": classic_group(size, topics, topics)})
+        await world.coordinator.loading.activate(0, loaded)
+        with meter.measuring(monkeypatch):
+            await asyncio.sleep(0)
+            answer = await Client(world, "new", frozenset({"t0"})).heartbeat()
+        assert answer.error is ErrorCode.NONE
+        assert len(group(world).members) == size + 1
+
+    asyncio.run(scenario())
+    assert meter.longest_turn <= LINES_PER_UPGRADE_TURN_MAX

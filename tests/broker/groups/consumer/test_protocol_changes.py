@@ -154,6 +154,31 @@ async def test_wherever_a_consumer_member_joins_while_the_last_one_leaves_no_mem
     assert turns > 5
 
 
+async def test_wherever_a_member_joins_while_its_group_is_upgraded_no_member_is_lost(
+    every_turn_is_over: None,
+) -> None:
+    is_over, turns = False, 0
+    while not is_over:
+        world = make_world()
+        first, second, modern = (
+            ClassicClient(world, "a"),
+            ClassicClient(world, "b"),
+            Client(world, "m"),
+        )
+        await converge(first)
+        upgrade = asyncio.ensure_future(modern.heartbeat())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = upgrade.done()
+        await second.step()
+        assert (await upgrade).error in (ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        await converge(first, second, modern)
+        assert classic_members(world) == {first.member_id, second.member_id}, f"after {turns} turns"
+        assert set(group(world).members) == {first.member_id, second.member_id, "m"}
+        turns += 1
+    assert turns > 2
+
+
 async def test_an_expired_consumer_member_downgrades_the_group() -> None:
     world = make_world()
     classic, modern = ClassicClient(world, "a"), Client(world, "b")
