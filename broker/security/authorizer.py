@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from broker.event_loop.loop_turns import FreedLater
 from broker.security.acls import (
     CLUSTER_NAME,
     OPERATIONS,
@@ -56,6 +57,7 @@ class Authorizer:
         # Both in the order in which they were made; a plain dict would search for its first entry.
         self._decisions = OrderedDict[_Key, bool]()
         self._some_decisions = OrderedDict[_SomeKey, bool]()
+        self._freed_later = FreedLater()  # 50,000 decisions at once take 12 ms
         self.generation = 0  # rises when the entries change
 
     @property
@@ -66,6 +68,7 @@ class Authorizer:
     def use(self, index: AclIndex) -> None:
         """Decide by these entries from now on."""
         self._index = index
+        self._freed_later.add(self._decisions, self._some_decisions)
         self._decisions = OrderedDict()
         self._some_decisions = OrderedDict()
         self.generation += 1

@@ -3,6 +3,7 @@
 The tests count lines of Python and turns of the event loop, not seconds.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.event_loop.loop_turns import FREED_AT_ONCE
 from broker.handlers.security.acl_changes import ACLS_MAX, AclChanges
 from broker.security import authorizer as authorizer_module
 from broker.security.acls import AclIndex, Operation, PatternType, Permission, ResourceType
@@ -94,6 +96,20 @@ def test_invented_names_do_not_displace_decisions_about_some_resource(
     assert len(made) == 1
     authorizer.use(CountingIndex([entry(2, "User:*")]))
     assert authorizer.allows_some(STRANGER, "h", Operation.WRITE, ResourceType.TOPIC)
+
+
+async def test_a_change_frees_the_decisions_about_many_names_in_turns() -> None:
+    authorizer = Authorizer(
+        AuthorizationSettings(enabled=True, super_users=("User:root",)), [entry(1)]
+    )
+    for number in range(FREED_AT_ONCE * 3):
+        authorizer.allows(STRANGER, "h", Operation.READ, ResourceType.TOPIC, f"invented-{number}")
+    replaced = authorizer._decisions
+    authorizer.use(AclIndex([entry(2)]))
+    assert len(replaced) == FREED_AT_ONCE * 3
+    async with asyncio.timeout(30):
+        while replaced:  # noqa: ASYNC110 - freeing has no event
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
