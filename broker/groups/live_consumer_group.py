@@ -36,6 +36,7 @@ from broker.groups.clock import Clock
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
+    Assignment,
     ConsumerGroup,
     ConsumerMember,
     GroupState,
@@ -405,10 +406,13 @@ class LiveConsumerGroup:
             async for topic in Turns().over(subscription.topics):
                 if not may_describe(topic):
                     return JoinAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED, request.member_id)
+            owned = await run_in_turns(
+                classic_members.owned_partitions_sliced(subscription, self._context.topics)
+            )
             error = self._join_error(request)  # other tasks may have run
             if error is not ErrorCode.NONE:
                 return JoinAnswer(error, request.member_id)
-            return await self._join(request, subscription, client)
+            return await self._join(request, subscription, owned, client)
         except InvalidMetadataError:
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         except MembershipError as refused:
@@ -426,14 +430,17 @@ class LiveConsumerGroup:
         return error
 
     async def _join(
-        self, request: JoinRequested, subscription: Subscription, client: Hashable | None
+        self,
+        request: JoinRequested,
+        subscription: Subscription,
+        owned: Assignment,
+        client: Hashable | None,
     ) -> JoinAnswer:
         turns = Turns()
         updated, next_group = await self._update(
             lambda group: classic_members.update_member(group, request, subscription), turns
         )
         member_id, is_changed = updated.member.member_id, updated.is_changed
-        owned = classic_members.owned_partitions(subscription, self._context.topics)
         is_last = not classic_members.uses_classic_only(self.group)
         if is_last and request.instance_id is not None and self._may_downgrade(updated.group):
             # It takes the place of the static member that was the last to use the other protocol.

@@ -149,9 +149,19 @@ def _find_or_create(
     return group, member
 
 
-def owned_partitions(subscription: Subscription, topics: TopicLookup) -> Assignment:
-    """Return what a member says that it owns, of the topics that exist."""
-    return frozenset(_partition_ids(subscription.owned, topics))
+def owned_partitions_sliced(
+    subscription: Subscription, topics: TopicLookup
+) -> Generator[None, None, Assignment]:
+    """Return what a member says that it owns, of the topics that exist. Pauses."""
+    owned: set[PartitionId] = set()
+    entries = 0  # since the last pause
+    for name, indexes in subscription.owned.items():
+        owned.update(_partition_ids({name: indexes}, topics))
+        entries += 1 + len(indexes)
+        if entries >= PARTITIONS_PER_SLICE:
+            yield
+            entries = 0
+    return frozenset(owned)
 
 
 # Other requests -----------------------------------------------------------------------------------

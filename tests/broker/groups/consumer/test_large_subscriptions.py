@@ -9,7 +9,7 @@ from broker.groups.classic.model import PreparingRebalance
 from broker.groups.classic.subscription import decode_assignment
 from broker.groups.consumer.model import Assignment, Heartbeat, HeartbeatAnswer, TopicMetadata
 from protocol.errors import ErrorCode
-from tests.support.broker.groups.classic_client import ClassicClient
+from tests.support.broker.groups.classic_client import ClassicClient, subscription
 from tests.support.broker.groups.consumer_group_world import Client, group
 from tests.support.broker.groups.group_world import World
 from tests.support.clocks.loop_meter import LoopMeter
@@ -20,6 +20,8 @@ TOPICS = 8_000
 # is left encodes 512 rows of a record, in 20,000 lines.
 CLOCK_RATE = 10
 LINES_PER_TURN_MAX = 23_000
+OWNED = 8_000
+OWNED_LINES_PER_TURN_MAX = 45_000  # 1,024 topics of a subscription are read in 30,000
 
 
 class Topics:
@@ -83,6 +85,28 @@ def test_no_turn_of_a_member_with_thousands_of_topics_is_long(
 
     asyncio.run(scenario())
     assert {label: lines for label, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+@pytest.mark.parametrize("topic", ["none-{}", "topic-1"])
+def test_no_turn_of_a_classic_member_that_says_it_owns_thousands_of_partitions_is_long(
+    monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """The client writes this: names of topics that exist or not, in any number."""
+    meter = LoopMeter(CLOCK_RATE)
+
+    async def scenario() -> None:
+        world = World(topics=Topics())
+        names = frozenset({"topic-1"})
+        await Client(world, "a", names).heartbeat()
+        owned = frozenset((topic.format(number), number) for number in range(OWNED))
+        protocols = (("range", subscription(names, owned)),)
+        with meter.measuring(monkeypatch):
+            await asyncio.sleep(0)
+            answer = await world.join(protocols=protocols)
+        assert answer.error is ErrorCode.NONE
+
+    asyncio.run(scenario())
+    assert meter.longest_turn <= OWNED_LINES_PER_TURN_MAX
 
 
 def test_no_turn_of_a_downgrade_with_thousands_of_topics_is_long(
