@@ -9,7 +9,8 @@ Rules
 - Only dynamic configs are stored (AlterConfigs, CreateTopics). The settings file is read at each
   start.
 - The id of a deleted topic stays in the metadata until every directory that may have its folders
-  has confirmed their removal: a directory that was offline must not restore the topic.
+  has confirmed their removal: a directory that was offline must not restore the topic. If Kafka
+  served the directory since, it decides which topics there are.
 - A directory whose copy cannot be written is removed here and reported; the others continue.
 
 This module does not know logs.

@@ -3,7 +3,8 @@
 A deletion renames a folder at once; `purge` removes it after the broker's delay. When a directory
 has no folder of a deleted topic any more, that is confirmed, and the metadata forgets the topic's
 id (storage/directory/cluster_metadata.py). A start would take over a folder that is still in place,
-because its topic is being deleted in turns, was offline, or could not be renamed.
+because its topic is being deleted in turns, was offline, or could not be renamed. A stop confirms
+the renamed folders: Kafka, which does not know of the deletion, may make new ones of the same id.
 """
 
 from collections import Counter, defaultdict
@@ -152,6 +153,25 @@ class DeletedFolders:
         if faults:
             raise faults[0]
         return len(due)
+
+    def confirm_renamed(self, log_directory: LogDirectory) -> None:
+        """Confirm the topics whose folders were all renamed: the last step before a stop.
+
+        Raises OSError.
+        """
+        topics = {
+            item.topic_id: item.topic
+            for item in tuple(self._waiting[log_directory.path])
+            if item.topic_id is not None
+        }
+        renamed = [
+            topic_id
+            for topic_id, topic in topics.items()
+            if not self._is_in_place(log_directory, topic, topic_id)
+        ]
+        if renamed:
+            self._env.sync_dir(log_directory.path)
+        self.confirmed += [(topic_id, log_directory.directory_id) for topic_id in renamed]
 
     def _is_in_place(self, log_directory: LogDirectory, topic: str, topic_id: bytes | None) -> bool:
         """Return whether a folder of a deleted topic has not been renamed yet. Raises OSError."""

@@ -461,6 +461,8 @@ class LogManager:
                 self.table.fail(error)
             except LogDirectoryError as error:
                 directory.fail(error.reason)
+        with suppress(OSError):  # the next start confirms them
+            self._deleted.confirm_renamed(directory)
         files = self.table.checkpoint_begin(directory).files.get(directory, {})
         for name, offsets in files.items():
             try:

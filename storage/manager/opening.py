@@ -178,6 +178,7 @@ class LogOpener:
         )
         for directory, path in scanned.deleted:
             self._deleted.add(directory, path)
+        metadata = self._without_undone_deletions(scanned, metadata)
         image = MetadataImage()
         if is_new or any(item.partition.topic not in metadata.topics for item in scanned.folders):
             image, self._takeover_lines = read_image(self._env, scanned.by_id.values())
@@ -199,6 +200,19 @@ class LogOpener:
             self._metadata, lines = take_kafka_settings(image, placement.metadata, taken_over)
             self._takeover_lines += lines
         return self._metadata
+
+    def _without_undone_deletions(
+        self, scanned: ScannedDirectories, metadata: ClusterMetadata
+    ) -> ClusterMetadata:
+        """Forget deletions in directories that Kafka has served since.
+
+        Kafka does not know of them, makes the topics again with the same ids, and takes records.
+        """
+        for directory_id, directory in scanned.by_id.items():
+            if directory.was_closed_by_kafka:
+                for topic_id in metadata.deleted_topic_ids:
+                    metadata = metadata.confirm_deleted(topic_id, directory_id)
+        return metadata
 
     def _without_deleted(
         self, scanned: ScannedDirectories, metadata: ClusterMetadata, image: MetadataImage

@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import pytest
 
+from storage.env import write_file
 from storage.errors import PartitionFolderError
+from storage.format import filenames
 from storage.manager.log_manager import LogManager
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
     TWO,
     drop_topic,
+    kafka_folder,
     make_topic,
     opened,
     two_disks,
 )
-from tests.support.storage.logs import SMALL, fill, offsets_in
+from tests.support.storage.logs import SMALL, TOPIC_ID, fill, offsets_in
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -205,3 +208,46 @@ def test_a_deleted_folder_stays_as_long_as_the_broker_says_whatever_its_topic_sa
     make_topic(manager, partitions=1, config=forever)
     drop_topic(manager)
     assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 1
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+@pytest.mark.parametrize("is_closed_by_kafka", [True, False])
+def test_what_kafka_writes_to_a_topic_deleted_here_is_kept(
+    env: MemoryEnv, *, is_orderly: bool, is_closed_by_kafka: bool
+) -> None:
+    """Its metadata has the topic, so it makes the folders again, with the same topic id.
+
+    Only if both brokers were killed, the folders look like those of a deletion that was cut off.
+    """
+    manager = two_disks(env)
+    drop_topic(manager)
+    if is_orderly:
+        manager.close()
+    else:
+        env = env.kill()
+    for disk in (ONE, TWO):
+        for name in env.listdir(disk):
+            if name.endswith("-delete"):
+                env.remove_tree(f"{disk}/{name}")
+        if is_closed_by_kafka:
+            marker = b'{"version":0,"brokerEpoch":243}'
+            write_file(env, f"{disk}/{filenames.CLEAN_SHUTDOWN}", marker)
+    kafka_folder(env, "orders-0", TOPIC_ID, 3)
+    again, report = opened(env)
+    if is_orderly or is_closed_by_kafka:
+        assert offsets_in(again.table.logs[ORDERS[0]]) == [0, 1, 2]
+        assert (report.removed, again.metadata.deleted_topic_ids) == ((), {})
+    else:
+        assert report.removed == (f"{ONE}/orders-0",)
+    again.close()
+
+
+def test_a_stop_does_not_confirm_a_deletion_that_is_not_complete(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    partitions = manager.metadata.topics["orders"].partitions
+    manager.save_metadata(manager.metadata.without_topics(["orders"]))
+    manager.delete_all([ORDERS[0], ORDERS[1], ORDERS[3]])
+    manager.close()
+    again, report = opened(env)
+    assert report.removed == (f"{ONE}/orders-2",)
+    assert again.metadata.deleted_topic_ids == {TOPIC_ID: (partitions[2],)}
