@@ -147,17 +147,21 @@ class LogRepair:
                 and verified_offsets.size_bytes < PART_BYTES
                 and self._env.monotonic() < deadline
             ):
-                await self._step(log, verified_offsets, is_border=is_border)
-                is_border = True
+                is_border = await self._step(log, verified_offsets, is_border=is_border)
         return verified_offsets
 
-    async def _step(self, log: Log, verified_offsets: VerifiedOffsets, *, is_border: bool) -> None:
-        """Pass over a known damaged range, or verify some bytes."""
+    async def _step(self, log: Log, verified_offsets: VerifiedOffsets, *, is_border: bool) -> bool:
+        """Pass over a known damaged range, or verify some bytes.
+
+        Return whether a batch ends at the next offset.
+        """
         step = log.damage.verify_step(verified_offsets.next_offset, is_border=is_border)
         if step.damage is not None:
             verified_offsets.damage.append(step.damage)
-            verified_offsets.next_offset = step.damage.next_offset
-            return
+            verified_offsets.next_offset = max(
+                verified_offsets.next_offset + 1, step.damage.next_offset
+            )
+            return False
         part = await self._threads.run(log.directory, partial(step.run, STEP_BYTES))
         verified_offsets.size_bytes += part.end_position - part.position
         verified_offsets.batches += part.batches
@@ -171,6 +175,7 @@ class LogRepair:
             next_offset = step.offsets.stop
         # If nothing was read, the segment has been replaced; the next step reads the new one.
         verified_offsets.next_offset = max(verified_offsets.next_offset, next_offset)
+        return True
 
     async def skip(self, partition: Partition, offset: int) -> SkippedRange:
         """Remove the damaged range that contains `offset` from the log; durable when this returns.

@@ -20,7 +20,8 @@ from storage.segments.verify import VerifiedPart, verify_part
 class VerifyStep(NamedTuple):
     """Bytes `[position, end_position)` of a segment to verify, with the offsets allowed there.
 
-    `damage`: a known damaged range at the first offset; then there are no bytes to verify.
+    `damage`: a known damaged range at the first offset, or at the position of the next batch; then
+    there are no bytes to verify.
     """
 
     segment: Segment
@@ -157,12 +158,15 @@ class LogDamage:
         segments = self._state.segments
         segment = segments[segments.index_of(offset)]
         end_offset = self._state.end_of(segment)
-        for damage in segment.damages:
-            next_offset = end_offset if damage.next_offset < 0 else damage.next_offset
-            if damage.first_offset <= offset < next_offset:
-                damaged_segment = damage._replace(next_offset=next_offset)
-                return VerifyStep(segment, 0, 0, range(offset, end_offset), damaged_segment)
+        for known in segment.damages:
+            damage = _with_end(known, end_offset)
+            if damage.first_offset <= offset < damage.next_offset:
+                return VerifyStep(segment, 0, 0, range(offset, end_offset), damage)
         position = locate_readable(segment, offset)
+        for known in segment.damages:  # of later offsets, at the end of the range before
+            if known.position == position:
+                damage = _with_end(known, end_offset)
+                return VerifyStep(segment, 0, 0, range(offset, end_offset), damage)
         starts = (damage.position for damage in segment.damages if damage.position >= position)
         end = min(starts, default=segment.size_bytes)
         first_offset = max(segment.base_offset, min(offset, end_offset))
@@ -182,5 +186,10 @@ class LogDamage:
 
 
 def _with_end(damage: DamagedSegment, end_offset: int) -> DamagedSegment:
-    """Return a range with its last offset; `end_offset` is that of its segment."""
-    return damage if damage.next_offset >= 0 else damage._replace(next_offset=end_offset)
+    """Return a range with its last offset; `end_offset` is that of its segment.
+
+    The batch after the range may claim an offset in front of it, which no checksum covers. A range
+    has at least one offset, by which a verification passes over it and an operator skips it.
+    """
+    next_offset = end_offset if damage.next_offset < 0 else damage.next_offset
+    return damage._replace(next_offset=max(next_offset, damage.first_offset + 1))

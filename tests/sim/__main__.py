@@ -46,6 +46,9 @@ KINDS: Final = (
     (CLOCK, IDEMPOTENT, OPEN, "transaction", FULL_DISK, "end at"),
     (LOST_STATE, IDEMPOTENT, OPEN, "transaction", MOVE, "end"),
     (LOST_STATE, *REPAIRS, "end", "end at", "transaction"),
+    (FULL_DISK, LOST_STATE, *REPAIRS, "end at"),
+    (IDEMPOTENT, LOST_STATE, *REPAIRS, MOVE, "end at"),
+    (SHARED_CLEANS, *REPAIRS, "end at"),
 )
 # A run that no watchdog of its process can end, because it is in compiled code.
 STUCK_SECONDS: Final = 5 * SECONDS_MAX

@@ -264,6 +264,44 @@ async def test_verify_names_every_damaged_range_and_ends_with_its_own_code(
             assert (await fetch(broker, clients, offset))[0].name == code_there
 
 
+@pytest.mark.parametrize("damaged", [0, 2])
+async def test_damage_in_front_of_a_batch_that_claims_its_offset_can_be_verified_and_skipped(
+    env: MemoryEnv, damaged: int
+) -> None:
+    """No checksum covers the offset of a batch."""
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        flip(env, damaged * BATCH_BYTES + 70)
+        file = env.open(FIRST, write=True)
+        file.pwrite(damaged.to_bytes(8, "big"), (damaged + 1) * BATCH_BYTES)
+        repair = log_repair_of(env, broker)
+        async with asyncio.timeout(20):
+            verified = await repair.verify(partition, None, None)
+        assert verified.next_offset == 6
+        (damage,) = partition.log.damage.ranges
+        assert (damage.first_offset, damage.next_offset) == (damaged, damaged + 1)
+        await repair.skip(partition, damaged)
+        verified = await repair.verify(partition, None, None)
+        assert (verified.batches, verified.damage) == (5, [])
+
+
+async def test_a_verification_passes_over_two_ranges_with_a_gap_of_offsets_between(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        segment = partition.log.segments[0]
+        for index, offsets in ((1, (1, 1)), (2, (4, 5))):
+            flip(env, index * BATCH_BYTES + 70)
+            damage = segment.note_damage(index * BATCH_BYTES, "bad")
+            first, following = offsets
+            segment.add_damage(damage._replace(first_offset=first, next_offset=following))
+        async with asyncio.timeout(20):
+            verified = await log_repair_of(env, broker).verify(partition, None, None)
+        assert verified.next_offset == 6
+        assert [damage.first_offset for damage in verified.damage] == [1, 4]
+
+
 @pytest.mark.parametrize("policy", [DELETE, COMPACT], ids=["delete", "compact"])
 async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
     env: MemoryEnv, clients: list[RawClient], policy: dict[str, dict[str, str]]
