@@ -27,7 +27,7 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import StartWorker
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
-from broker.event_loop.loop_turns import run_to_end
+from broker.event_loop.loop_turns import Turns, run_to_end
 from broker.leases.adoption import Adopter
 from broker.leases.lease_folder import (
     LeaseRecord,
@@ -132,7 +132,7 @@ class Leases:
         a fifth of a second.
         """
         by_directory = defaultdict[str, list[Partition]](list)
-        for partition in self._topics.partitions():
+        async for partition in Turns().over(self._topics.partitions()):
             by_directory[partition.log.log_directory.path].append(partition)
         leased: list[Partition] = []
         for path, partitions in by_directory.items():

@@ -33,9 +33,12 @@ from tests.support.broker.leases import (
     settled,
     staged,
 )
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of, offsets_in
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
+
+CLOCK_RATE = 10  # a turn of 2 ms is 4,000 lines
 
 
 @pytest.fixture
@@ -452,6 +455,20 @@ async def test_what_no_run_owns_is_swept(env: MemoryEnv) -> None:
         assert staged(env) == [plan.compaction_id]
         assert broker.leases.table.stats.swept == 2
         assert (await opened(broker, purpose=Purpose.READ)).compaction_id in staged(env)
+
+
+async def test_thousands_of_partitions_are_swept_in_turns(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+    async with leasing_broker(env) as broker:
+        partitions = [*broker.topics.partitions()] * 5_000
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.topics, "partitions", lambda: iter(partitions))
+            with meter.measuring(monkeypatch):
+                await broker.leases.sweep()
+    assert meter.lines > 2 * len(partitions)
+    assert meter.longest_turn < len(partitions)
 
 
 async def test_files_that_cannot_be_removed_are_swept_later(env: MemoryEnv) -> None:
