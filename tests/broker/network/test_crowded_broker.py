@@ -13,11 +13,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
+from urllib.parse import quote
 
 import pytest
 from aiohttp import web
 
 from broker.app import Broker
+from broker.groups.classic.subscription import encode_assignment
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from protocol import codec
@@ -27,6 +29,7 @@ from protocol.errors import ErrorCode
 from protocol.messages import Message
 from tests.broker.network.test_heavy_partitions import fill
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.groups.classic_client import subscription
 from tests.support.broker.http_client import get
 from tests.support.broker.principals import fake_connection
 from tests.support.clocks.loop_meter import LoopMeter
@@ -36,6 +39,9 @@ from tests.support.storage.memory_env import MemoryEnv
 ALL: Final = "VARVE_ALL_BUDGETS" in os.environ
 CROWD: Final = 5_000 if ALL else 1_000  # topics, groups, permissions, ...
 MEMBERS: Final = CROWD // 2  # of a group
+SUBSCRIBED: Final = 6 * CROWD  # topics of one member; most do not exist
+GROUPS: Final = ("classic", "modern", "large classic", "large modern", "g0")
+OF_GROUPS: Final = re.compile("GROUP|OFFSET_(COMMIT|FETCH|DELETE)|HEARTBEAT")
 CONNECTIONS: Final = 300
 SESSIONS: Final = 20  # of CROWD partitions each
 # The clock of the loop runs faster, so a turn ends after 2,000 lines, or with its slice of rows.
@@ -54,7 +60,6 @@ STREAMS: Final = re.compile(r"/events|/console|/inputs/|/outputs/")
 IN_PATHS: Final = {
     "topic": "t0",
     "partition": "0",
-    "group": "classic",
     "name": "t0",
     "user": "u1",
     "version": "1",
@@ -74,13 +79,12 @@ class Crowd:
         self._dispatcher: Dispatcher = make_dispatcher(broker._services)
         self._streams: list[asyncio.StreamWriter] = []
 
-    @property
-    def names(self) -> Names:
+    def names(self, *groups: str) -> Names:
         """What exists, for a request of few rows."""
         known = ("t0", "t1", "wide")
         topics = [self.broker.topics.get(name) for name in known]
         ids = tuple(topic.topic_id for topic in topics if topic is not None)
-        return Names(known, ids, 1, ("classic", "modern", "g1"))
+        return Names(known, ids, 1, groups)
 
     async def ask(self, key: int, body: Message, version: int | None = None) -> Any:
         """Return the response."""
@@ -109,8 +113,10 @@ class Crowd:
         """Let others have thousands of everything."""
         await self._create_permissions_quotas_and_users()
         await self._commit_offsets()
-        await self._join_classic_group()
-        await self._join_consumer_group()
+        await self._join_classic_group("classic", MEMBERS)
+        await self._join_consumer_group("modern", MEMBERS)
+        await self._join_classic_group("large classic", 1, SUBSCRIBED)
+        await self._join_consumer_group("large modern", 1, SUBSCRIBED)
         await self._begin_transactions()
         await self._open_sessions_and_connections()
         topic = self.broker.topics.get("t0")
@@ -189,11 +195,15 @@ class Crowd:
                 ApiKey.OFFSET_COMMIT, body, lambda answer: answer.topics[0].partitions[0].error_code
             )
 
-    async def _join_classic_group(self) -> None:
+    async def _join_classic_group(self, group_id: str, count: int, topics: int = 1) -> None:
+        names = frozenset(f"t{number}" for number in range(topics))
+        metadata = subscription(names, [(name, 0) for name in names])
+        assignment = encode_assignment(1, dict.fromkeys(names, (0,)))
+
         def join(number: int) -> Awaitable[Any]:
-            protocol = m.JoinGroupRequestProtocol(name="range", metadata=bytes(30))
+            protocol = m.JoinGroupRequestProtocol(name="range", metadata=metadata)
             body = m.JoinGroupRequest(
-                group_id="classic",
+                group_id=group_id,
                 session_timeout_ms=300_000,
                 rebalance_timeout_ms=300_000,
                 group_instance_id=f"i{number}",
@@ -205,11 +215,11 @@ class Crowd:
         def sync(joined: Any) -> Awaitable[Any]:
             is_leader = joined.member_id == joined.leader
             assignments = [
-                m.SyncGroupRequestAssignment(member_id=each.member_id, assignment=bytes(100))
+                m.SyncGroupRequestAssignment(member_id=each.member_id, assignment=assignment)
                 for each in members
             ]
             body = m.SyncGroupRequest(
-                group_id="classic",
+                group_id=group_id,
                 generation_id=joined.generation_id,
                 member_id=joined.member_id,
                 protocol_type="consumer",
@@ -218,17 +228,18 @@ class Crowd:
             )
             return self.ask(ApiKey.SYNC_GROUP, body)
 
-        members = await asyncio.gather(*map(join, range(MEMBERS)))
+        members = await asyncio.gather(*map(join, range(count)))
         synced = await asyncio.gather(*map(sync, members))
         assert {answer.error_code for answer in synced} == {0}
 
-    async def _join_consumer_group(self) -> None:
-        for number in range(MEMBERS):
+    async def _join_consumer_group(self, group_id: str, count: int, topics: int = 0) -> None:
+        names = [f"t{number}" for number in range(topics)]
+        for number in range(count):
             body = m.ConsumerGroupHeartbeatRequest(
-                group_id="modern",
+                group_id=group_id,
                 member_id=f"member-{number}",
                 rebalance_timeout_ms=300_000,
-                subscribed_topic_names=["wide"],
+                subscribed_topic_names=["wide", *names],
                 topic_partitions=[],
             )
             answer = await self.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, body)
@@ -306,7 +317,9 @@ def crowd(runner: asyncio.Runner) -> Iterator[Crowd]:
 def longest_turn(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Awaitable[object]]
 ) -> int:
-    """The lines of its longest turn, in the better of two runs: the first compiles the codecs."""
+    """The lines of its longest turn; if they are too many, in a second run. The first one compiles
+    codecs, and a task of the broker may have run beside it.
+    """
     meter = LoopMeter(CLOCK_RATE)
 
     async def run() -> int:
@@ -316,19 +329,21 @@ def longest_turn(
             await asyncio.sleep(0)
         return meter.longest_turn
 
-    return min(runner.run(run()) for _ in range(2))
+    lines = runner.run(run())
+    return lines if lines <= LINES_PER_TURN_MAX else min(lines, runner.run(run()))
 
 
 def small_requests(crowd: Crowd) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
     last = (ApiKey.CREATE_PARTITIONS, ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS)
     for key in sorted(APIS, key=lambda key: (key in last, key)):
-        version = APIS[key].versions.last
-        for label, body in largest_bodies(key, version, ROWS, crowd.names):
+        name, version = ApiKey(key).name, APIS[key].versions.last
+        for group in GROUPS if OF_GROUPS.search(name) else GROUPS[:1]:
+            for label, body in largest_bodies(key, version, ROWS, crowd.names(group)):
 
-            async def ask(key: int = key, body: Message = body, version: int = version) -> None:
-                await crowd.exchange(key, copy.deepcopy(body), version)
+                async def ask(key: int = key, body: Message = body, version: int = version) -> None:
+                    await crowd.exchange(key, copy.deepcopy(body), version)
 
-            yield f"{ApiKey(key).name} {label}", ask
+                yield f"{name} {group} {label}", ask
 
 
 def test_no_turn_of_a_small_request_depends_on_what_others_have(
@@ -343,7 +358,12 @@ def test_no_turn_of_a_small_request_depends_on_what_others_have(
 def pages(crowd: Crowd) -> list[str]:
     routes = crowd.broker.http.server._routes.definitions
     paths = {r.path for r in routes if isinstance(r, web.RouteDef) and r.method == "GET"}
-    known = [path.format_map(IN_PATHS) for path in paths if not STREAMS.search(path)]
+    known = {
+        path.format_map({**IN_PATHS, "group": quote(group)})
+        for path in paths
+        for group in GROUPS
+        if not STREAMS.search(path)
+    }
     return sorted([*known, "/metrics", "/readyz", "/healthz"])
 
 
