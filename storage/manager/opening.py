@@ -20,7 +20,12 @@ from storage.directory.cluster_metadata import INVENTED_PRODUCER_ID, ClusterMeta
 from storage.directory.kafka_metadata import MetadataImage
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_folders import scan_partition_folders
-from storage.directory.partition_placement import FoundFolder, Placement, place_partitions
+from storage.directory.partition_placement import (
+    TAKEN_OVER,
+    FoundFolder,
+    Placement,
+    place_partitions,
+)
 from storage.env import Env, write_file, write_file_atomically
 from storage.errors import (
     LogDirectoryError,
@@ -330,7 +335,8 @@ class LogOpener:
     ) -> tuple[Log, LoadedLog]:
         partition = folder.partition
         path = log_directory.file(str(partition))
-        topic_id = self._metadata.topics[partition.topic].topic_id
+        entry = self._metadata.topics[partition.topic]
+        topic_id = entry.topic_id
         if folder.topic_id is None:
             metadata_path = f"{path}/{filenames.PARTITION_METADATA}"
             write_file_atomically(self._env, metadata_path, encode_partition_metadata(topic_id))
@@ -343,6 +349,7 @@ class LogOpener:
             was_clean=log_directory.was_clean,
             recovery_point=checkpoints.recovery_point_of(partition),
             log_start_offset=checkpoints.log_starts.get(partition),
+            is_of_kafka=entry.created_by == TAKEN_OVER,
             is_taken_over=partition in checkpoints.taken_over,
             go_on=self._progress.go_on,
             segments_left=partial(remaining_segments.__setitem__, log_directory.path),

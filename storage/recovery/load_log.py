@@ -157,6 +157,7 @@ def load_log(
     was_clean: bool,
     recovery_point: int | None,
     log_start_offset: int | None,
+    is_of_kafka: bool = False,
     is_taken_over: bool = False,
     go_on: Callable[[], None] = lambda: None,
     segments_left: Callable[[int], None] = lambda _: None,
@@ -172,14 +173,16 @@ def load_log(
     damaged range. `log_start_offset` comes from its checkpoint, None without one. It may be below
     the first segment, if compaction removed all records there.
 
+    `is_of_kafka`: Varve has taken the topic over, at this start if `is_taken_over`.
+
     Raises OSError, UnfinishedSwapError and NewerFormatError of an interrupted swap, and
     OverlappingSegmentsError.
     """
     swap = recover_swap(env, directory, was_clean=was_clean)
     files = filenames.classify(env.listdir(directory))
     converted: list[str] = []
-    if is_taken_over:
-        converted = convert_old_segments(env, directory, files.logs, go_on)
+    if is_of_kafka:
+        converted = convert_old_segments(env, directory, files.logs, go_on, is_first=is_taken_over)
         files = filenames.classify(env.listdir(directory))
     is_point_lost = recovery_point is None
     if recovery_point is None:

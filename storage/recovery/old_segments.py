@@ -5,9 +5,13 @@ Rules
 - The new file replaces the old one by one rename when it is durable. A crash leaves the old segment
   or the new one; indexes are removed before, and rebuilt by recovery.
 - If a message cannot be read, it and everything after it in its segment stay as they are. Recovery
-  treats the old messages among them as damage.
+  treats the old messages among them as damage. A segment whose first message cannot be read is not
+  replaced.
 - Only a segment that begins with an old message is read. Kafka changes the format of a topic when
   its version is raised, so a segment seldom has old messages after new ones.
+- The start that takes a folder over looks at all segments. Later ones try again what failed, for
+  example for lack of room: they look at the segments before the first one of format v2, which is
+  one read of a few bytes if there are none.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +26,7 @@ from storage.errors import (
     is_scarcity,
 )
 from storage.format import filenames
-from storage.format.batch import LOG_APPEND_TIME, build_batch
+from storage.format.batch import LOG_APPEND_TIME, UNPACKED_BYTES_MAX, build_batch
 from storage.format.compression import NONE
 from storage.format.index import RELATIVE_OFFSET_MAX
 from storage.format.old_messages import (
@@ -37,16 +41,15 @@ from storage.segments.batch_scan import read_batch, verify
 RUN_ID: Final = "convert"  # in the name of the new file; a start removes one that a crash left
 BLOCK_BYTES: Final = 1 << 20  # of one read
 BATCH_BYTES: Final = 64 << 10  # of the messages without a codec that one batch takes
-UNPACKED_BYTES_MAX: Final = 1 << 30
 NO_LEADER_EPOCH: Final = -1  # as Kafka writes it into batches that it converts
 
 
 def convert_old_segments(
-    env: Env, directory: str, bases: Iterable[int], go_on: Callable[[], None]
+    env: Env, directory: str, bases: Iterable[int], go_on: Callable[[], None], *, is_first: bool
 ) -> list[str]:
     """Convert the segments that begin with an old message; return a line for each.
 
-    Raises NoRoomError, OSError.
+    `bases` ascend. `is_first`: the folder is taken over now. Raises NoRoomError, OSError.
     """
     notes = []
     for base_offset in bases:
@@ -55,6 +58,8 @@ def convert_old_segments(
         try:
             if is_old(source.pread(OLD_HEAD_BYTES, 0)):
                 notes.append(f"{path}: {_convert(env, directory, base_offset, source, go_on)}")
+            elif not is_first:
+                break
         finally:
             source.close()
     return notes
@@ -68,11 +73,15 @@ def _convert(
     modified_ms = env.mtime_ms(source.path)
     try:
         target = env.open(path, create=True, write=True, truncate=True)
+        conversion = _Conversion(source, target)
         try:
-            done = _Conversion(source, target).run(go_on)
+            done = conversion.run(go_on)
             target.sync()
         finally:
             target.close()
+        if not conversion.records:
+            remove_if_there(env, path)
+            return done
         env.set_mtime_ms(path, modified_ms)
     except OSError as error:
         remove_if_there(env, path)
@@ -94,7 +103,8 @@ class _Conversion:
         self._source, self._target = source, target
         self._size_bytes = source.size()
         self._block, self._block_position = b"", 0
-        self._written_bytes = self._records = 0
+        self._written_bytes = 0
+        self.records = 0  # converted ones
         self._group: list[OldMessages] = []  # of the next batch
         self._group_bytes = 0
 
@@ -119,9 +129,12 @@ class _Conversion:
                 reason = f"; from byte {position} on, nothing was converted: {error}"
                 break
         self._end_batch()
-        for at in range(position, self._size_bytes, BLOCK_BYTES):
+        # After a failure at the first message the new file is not used.
+        for at in range(
+            position if self.records else self._size_bytes, self._size_bytes, BLOCK_BYTES
+        ):
             self._write(self._source.pread(min(BLOCK_BYTES, self._size_bytes - at), at))
-        return f"{self._records} records converted from an old message format{reason}"
+        return f"{self.records} records converted from an old message format{reason}"
 
     def _read(self, position: int, size_bytes: int) -> memoryview:
         at = position - self._block_position
@@ -139,7 +152,7 @@ class _Conversion:
             self._end_batch()
         self._group.append(messages)
         self._group_bytes += size_bytes
-        self._records += len(messages.records)
+        self.records += len(messages.records)
 
     def _end_batch(self) -> None:
         if not self._group:

@@ -1,10 +1,15 @@
 """Folders that the metadata does not know: taken over, or left as they are."""
 
+import errno
+
 from storage.directory.cluster_metadata import TopicEntry
+from storage.env import write_file
 from storage.format import filenames
+from storage.format.batch import Record
 from storage.format.checkpoints import (
     decode_partition_metadata,
 )
+from storage.format.filenames import LOG, file_name
 from storage.model import TopicPartition
 from tests.support.storage.log_managers import (
     ONE,
@@ -13,8 +18,9 @@ from tests.support.storage.log_managers import (
     make_topic,
     opened,
 )
-from tests.support.storage.logs import SMALL, TOPIC_ID, append, offsets_in
+from tests.support.storage.logs import NOW_MS, SMALL, TOPIC_ID, append, offsets_in, read_records
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.old_messages import old_messages
 
 
 def test_folders_nobody_knows_are_taken_over(env: MemoryEnv) -> None:
@@ -93,3 +99,20 @@ def test_what_a_cut_off_creation_left_is_removed(env: MemoryEnv) -> None:
     assert again.table.logs == {}
     assert report.removed == (f"{ONE}/orders-0",)
     assert report.taken_over == ()
+
+
+def test_a_start_with_room_converts_old_messages_that_one_without_room_could_not(
+    env: MemoryEnv,
+) -> None:
+    kafka_folder(env, "unknown-0", TOPIC_ID)
+    records = [Record(offset, NOW_MS, b"k", b"v") for offset in range(3)]
+    write_file(env, f"{ONE}/unknown-0/{file_name(0, LOG)}", old_messages(records, 1))
+    fault = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(".cleaned"), errno.ENOSPC)
+    manager, _ = opened(env, ONE)
+    assert TopicPartition("unknown", 0) in manager.table.offline
+    manager.close()
+    fault.remove()
+    again, _ = opened(env, ONE)
+    log = again.table.logs[TopicPartition("unknown", 0)]
+    assert read_records(log) == records
+    assert not log.damage.ranges

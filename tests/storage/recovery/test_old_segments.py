@@ -10,6 +10,7 @@ from storage.format.batch import Record, build_batch
 from storage.format.compression import GZIP, LZ4, NONE, SNAPPY
 from storage.format.filenames import INDEX, LOG, TIME_INDEX, file_name
 from storage.format.index import IndexLimits
+from storage.recovery import old_segments
 from storage.recovery.load_log import LoadedLog, load_log
 from tests.support.storage.logs import FOLDER, NOW_MS, headers_of, open_log, read_records
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
@@ -35,7 +36,9 @@ def kafka_folder(env: MemoryEnv, *parts: bytes | bytearray) -> None:
     env.settle()
 
 
-def load(env: MemoryEnv, *, was_clean: bool = True, is_taken_over: bool = True) -> LoadedLog:
+def load(
+    env: MemoryEnv, *, was_clean: bool = True, is_of_kafka: bool = True, is_taken_over: bool = True
+) -> LoadedLog:
     return load_log(
         env,
         FOLDER,
@@ -43,6 +46,7 @@ def load(env: MemoryEnv, *, was_clean: bool = True, is_taken_over: bool = True) 
         was_clean=was_clean,
         recovery_point=0 if not was_clean else None,
         log_start_offset=None,
+        is_of_kafka=is_of_kafka,
         is_taken_over=is_taken_over,
     )
 
@@ -127,11 +131,47 @@ def test_messages_after_one_that_is_damaged_stay_as_they_are(env: MemoryEnv) -> 
     assert [damage.first_offset for damage in log.damage.ranges][:1] == [3]
 
 
-def test_only_a_folder_that_is_taken_over_is_converted(env: MemoryEnv) -> None:
+def test_only_a_folder_that_was_taken_over_is_converted(env: MemoryEnv) -> None:
     kafka_folder(env, old_messages(records_from(0, 3), 1))
     before = env.read_file(PATH)
-    load(env, is_taken_over=False)
+    load(env, is_of_kafka=False, is_taken_over=False)
     assert env.read_file(PATH) == before
+
+
+def test_a_later_start_converts_what_was_not(env: MemoryEnv) -> None:
+    """For example, for lack of room. It looks no further than the first segment of format v2."""
+    kafka_folder(env, old_messages(records_from(0, 3), 1))
+    paths = [f"{FOLDER}/{file_name(base_offset, LOG)}" for base_offset in (3, 5, 7)]
+    write_file(env, paths[0], old_messages(records_from(3, 2), 1))
+    write_file(env, paths[1], build_batch(records_from(5, 2)))
+    write_file(env, paths[2], build_batch(records_from(7, 1)))
+    env.settle()
+    loaded = load(env, is_taken_over=False)
+    assert len([note for note in loaded.notes if "converted" in note]) == 2
+    log = open_log(env, was_clean=True, recovery_point=8)
+    assert read_records(log) == records_from(0, 8)
+    assert not log.damage.ranges
+
+
+def test_a_segment_whose_first_message_is_damaged_is_not_replaced(env: MemoryEnv) -> None:
+    first = bytearray(old_messages(records_from(0, 1), 1))
+    first[-1] ^= 1
+    kafka_folder(env, first, old_messages(records_from(1, 3), 1))
+    before = env.read_file(PATH)
+    load(env)
+    assert env.read_file(PATH) == before
+    assert not [name for name in env.listdir(FOLDER) if "convert" in name]
+
+
+def test_a_message_that_unpacks_to_more_than_any_batch_stays_as_it_is(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(old_segments, "UNPACKED_BYTES_MAX", 100)
+    small, large = records_from(0, 1), records_from(1, 10)
+    kafka_folder(env, old_messages(small, 1, GZIP), old_messages(large, 1, GZIP))
+    loaded = load(env)
+    assert "1 records converted from an old message format; from byte" in loaded.notes[0]
+    assert old_messages(large, 1, GZIP) in env.read_file(PATH)
 
 
 def test_without_room_the_segment_stays_as_it_is(env: MemoryEnv) -> None:
