@@ -17,8 +17,7 @@ from tests.pipeline.secured_broker import Secured, running_secured
 from tests.support.draws import cases
 from tests.support.peers.maven import QUICK_JVM
 from tests.support.processes.forked_worker import ForkedStages
-from tests.support.processes.spark_daemon import write_launcher
-from tests.support.processes.spark_streams import stream_server
+from tests.support.processes.spark_processes import process_server, write_launcher
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     from pipeline.engines.java import NoJavaError
 
     folder = tmp_path_factory.mktemp("spark")
-    streams = folder / "streams"
-    launcher = write_launcher(folder / "python", streams)
-    with stream_server(streams):
+    server = folder / "processes"
+    launcher = write_launcher(folder / "python", server)
+    with process_server(server):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(spark_session, "_python_launcher", lambda _: launcher)
             try:

@@ -25,7 +25,6 @@ from pipeline.engines.spark_session import (
     is_news,
 )
 from tests.support.draws import cases, only_in_ci
-from tests.support.processes import spark_daemon
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,7 +166,7 @@ def test_workers_that_plan_a_query_run_under_our_daemon(spark: "SparkSession") -
     children = {pid for path in jvm.glob("*/children") for pid in path.read_text().split()}
     commands = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in children]
     daemons = {part for command in commands for part in command if part.endswith("daemon")}
-    assert daemons == {spark_daemon.__name__}
+    assert daemons == {silence_final_tracebacks.__module__}
 
 
 _CLOSED_SOCKET = """
