@@ -14,7 +14,7 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 
 from tests.support.draws import cases, is_fresh
 from tests.support.processes.forked_worker import ForkedWorker
-from tests.support.workers import Scheduling, divide
+from tests.support.workers import Scheduling, compiled_by_one_worker, divide
 
 # The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine
 # that has other things to do is no fault of what is tested.
@@ -41,6 +41,7 @@ ConsoleRenderer.get_active().exception_formatter = plain_traceback
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN_FOLDER = Path(__file__).with_name("golden")
+LAST_MODULE = Path(__file__).with_name("test_workers.py")  # of all modules of tests, by name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,14 +58,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Generator[None, bool | None, bool | None]:
+def pytest_collection(session: pytest.Session) -> Generator[None, bool | None, bool | None]:
     """Collect no garbage until all tests are known, and then never look at modules and tests again.
 
     Nothing of that is garbage: half of the time would be spent on collections.
     """
     gc.disable()
     try:
-        return (yield)
+        if not hasattr(session.config, "workerinput"):
+            return (yield)
+        with compiled_by_one_worker(LAST_MODULE):
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()

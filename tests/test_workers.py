@@ -1,12 +1,15 @@
 """The division of the tests among the workers of pytest-xdist."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.assertion.rewrite import PYC_TAIL, get_cache_dir
 
-from tests.support.workers import Scheduling, divide
+from tests.support.workers import Scheduling, compiled_by_one_worker, divide
 
 pytestmark = pytest.mark.xdist_group("division of tests")
 
@@ -78,3 +81,29 @@ def test_the_tests_of_a_worker_that_died_go_to_another() -> None:
         ended.append(other.queue.pop(0))
         scheduling.mark_test_complete(other, ended[-1])
     assert sorted(ended) == list(range(len(TESTS)))
+
+
+def test_workers_collect_at_once_when_one_has_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    last = tmp_path / "test_last.py"
+    last.touch()
+    compiled = get_cache_dir(last) / f"test_last{PYC_TAIL}"
+    seen: list[bool] = []
+
+    def collect() -> None:
+        with compiled_by_one_worker(last):
+            seen.append(compiled.exists())
+
+    others = [Thread(target=collect) for _ in range(2)]
+    with compiled_by_one_worker(last):
+        for other in others:
+            other.start()
+        others[0].join(0.1)
+        assert not seen
+        compiled.parent.mkdir()
+        compiled.touch()
+    for other in others:
+        other.join()
+    assert seen == [True, True]

@@ -8,11 +8,17 @@ the very start: then no worker is left with a long group at the end. A run witho
 order of files.
 """
 
+import fcntl
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from _pytest.assertion.rewrite import PYC_TAIL, get_cache_dir
 from _pytest.nodeid import coerce_node_id
 from xdist.scheduler import LoadGroupScheduling
 
@@ -77,6 +83,24 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no typ
         if not tests:
             del self.assigned_work[node][unit]
         self._reschedule(node)
+
+
+@contextmanager
+def compiled_by_one_worker(last_module: Path) -> Iterator[None]:
+    """In the block a worker collects tests; in a new checkout, after one has compiled all modules.
+
+    Each worker would compile them for itself, for twice the time that all else of this block takes.
+    `last_module` is collected last: then its compiled file says that there are those of all others.
+    """
+    compiled = get_cache_dir(last_module) / f"{last_module.stem}{PYC_TAIL}"
+    if compiled.exists() or sys.dont_write_bytecode:
+        yield
+        return
+    with last_module.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if compiled.exists():
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        yield
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
