@@ -59,6 +59,8 @@ PRODUCER_IDS_PER_MS: Final = 256
 # No broker has assigned such ids: a client invented them. To continue after the largest of them
 # could leave no free id.
 INVENTED_PRODUCER_ID: Final = 1 << 62
+# The directory of a partition that several directories claim (partition_placement.py).
+NO_DIRECTORY: Final = ""
 ENTRIES_AT_ONCE: Final = 500  # users, ACLs or quotas; 1 ms
 
 _Entry = TypeVar("_Entry")

@@ -92,6 +92,6 @@ def _directory_id(
     for partition in lost.partitions:
         entry = metadata.topics.get(partition.topic) if metadata is not None else None
         directory_id = entry.partitions.get(partition.partition) if entry is not None else None
-        if directory_id is not None and directory_id not in others:
+        if directory_id and directory_id not in others:
             placement[directory_id] += 1
     return max(placement, key=lambda each: (placement[each], each), default=None)

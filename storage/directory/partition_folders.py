@@ -67,6 +67,10 @@ def topic_id_in(env: Env, folder: str) -> bytes | None:
 
 
 def has_records_in(env: Env, folder: str) -> bool:
-    """Return whether any segment of a folder has bytes. Raises OSError."""
-    names = env.listdir(folder)
-    return any(name.endswith(filenames.LOG) and env.size(f"{folder}/{name}") for name in names)
+    """Return whether any segment of a folder has bytes, or records before it expired.
+
+    Raises OSError.
+    """
+    segments = [name for name in env.listdir(folder) if name.endswith(filenames.LOG)]
+    first = filenames.file_name(0, filenames.LOG)
+    return any(name != first or env.size(f"{folder}/{name}") for name in segments)

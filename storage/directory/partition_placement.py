@@ -6,6 +6,8 @@ Rules
   recreated.
 - If the named directory is online without the folder, and another directory has it, an operator
   moved it: the move is accepted.
+- If several directories have an unknown partition with records, one of them is an older copy. Kafka
+  does not start then, and here the partition is offline until one folder is left.
 - Of two folders of one partition the second is removed if it is empty: a creation left it that was
   given up because the disk hung. Otherwise it is refused and not touched, unless the metadata says
   that the replica moves: then the folder in the target directory is the replica, and the one in the
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
+from storage.directory.cluster_metadata import NO_DIRECTORY, ClusterMetadata, TopicEntry
 from storage.directory.kafka_metadata import KafkaTopic
 from storage.model import TopicPartition
 
@@ -98,7 +100,7 @@ def place_partitions(
         _settle(placement, partition, folders, entry, online)
     if is_new:
         _add_topics(placement, kafka_topics, online, now_ms)
-    _add_missing(placement, metadata, kafka_topics)
+    _add_missing(placement, metadata, kafka_topics, online)
     _miss(placement, online)
     return placement
 
@@ -124,7 +126,10 @@ def _add_topics(
 
 
 def _add_missing(
-    placement: Placement, before: ClusterMetadata, kafka_topics: Mapping[str, KafkaTopic]
+    placement: Placement,
+    before: ClusterMetadata,
+    kafka_topics: Mapping[str, KafkaTopic],
+    online: Mapping[str, str],
 ) -> None:
     """Add the partitions without a folder to the topics that are taken over."""
     for name, entry in placement.metadata.topics.items():
@@ -138,7 +143,8 @@ def _add_missing(
         if last - len(entry.partitions) < GAPS_MAX:
             expected.update(range(last))
         absent = sorted(expected - entry.partitions.keys())
-        directory_id = entry.partitions[min(entry.partitions)]
+        chosen = entry.partitions[min(entry.partitions)]
+        directory_id = next(iter(online)) if chosen == NO_DIRECTORY else chosen
         if absent:
             partitions = {**dict.fromkeys(absent, directory_id), **entry.partitions}
             changed = replace(entry, partitions=partitions)
@@ -173,7 +179,7 @@ def _settle(  # noqa: C901, PLR0912
     entry, local = _settle_move(placement, partition, local, entry, online)
     if not local:
         return
-    directory_id = entry.partitions.get(partition.partition)
+    directory_id = entry.partitions.get(partition.partition, NO_DIRECTORY)
     readable = []
     for folder in local:
         if folder.problem is None:
@@ -189,22 +195,32 @@ def _settle(  # noqa: C901, PLR0912
     if not local:
         return
     chosen = next((folder for folder in local if folder.directory_id == directory_id), None)
-    if chosen is None and directory_id is not None and directory_id not in online:
+    is_unknown = directory_id == NO_DIRECTORY
+    if chosen is None and not is_unknown and directory_id not in online:
         for folder in local:
             placement.refused.append((folder, "its own data directory is offline"))
         return
-    if chosen is None and directory_id is None and entry.created_by != TAKEN_OVER:
+    if chosen is None and is_unknown and entry.created_by != TAKEN_OVER:
         empty = [folder for folder in local if not folder.has_records]
         placement.remove.extend(empty)
         local = [folder for folder in local if folder.has_records]
         if not local:
             return
     if chosen is None:
-        chosen = local[0]
-        partitions = {**entry.partitions, partition.partition: chosen.directory_id}
-        placement.metadata = placement.metadata.with_topic(
-            partition.topic, replace(entry, partitions=partitions)
+        claims = [folder for folder in local if folder.has_records] or local[:1]
+        directory_id = claims[0].directory_id if len(claims) == 1 else NO_DIRECTORY
+        placement.metadata = placement.metadata.with_placement(
+            partition.topic, partition.partition, directory_id
         )
+        if directory_id == NO_DIRECTORY:
+            paths = " and ".join(online[folder.directory_id] for folder in claims)
+            placement.offline[partition] = (
+                f"{paths} each have a folder of it with records: move the older one away and"
+                " restart"
+            )
+            placement.refused += [(folder, "another directory has it too") for folder in local]
+            return
+        chosen = claims[0]
         placement.taken_over.append(partition)
     placement.serve.append(chosen)
     for folder in local:
@@ -264,6 +280,8 @@ def _miss(placement: Placement, online: Mapping[str, str]) -> None:
                     reason = f"the folder of its name in {where} is not served: {refusal}"
                 elif where is not None:
                     reason = f"its folder is missing in {where}"
+                elif directory_id == NO_DIRECTORY:
+                    reason = "no data directory has a folder of it that can be used"
                 elif partition in elsewhere:
                     other = online[elsewhere[partition]]
                     reason = (

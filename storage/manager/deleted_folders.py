@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Sequence
 from typing import Final, NamedTuple
 
-from storage.directory.cluster_metadata import ClusterMetadata
+from storage.directory.cluster_metadata import NO_DIRECTORY, ClusterMetadata
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder
@@ -199,6 +199,9 @@ class DeletedFolders:
         online = {directory.directory_id for directory in directories if directory.is_online}
         # The topic of an unreadable folder is unknown.
         online -= {folder.directory_id for folder in folders if folder.problem is not None}
+        if len(online) == len(directories):
+            online.add(NO_DIRECTORY)  # whichever it was
+            present |= {(topic_id, NO_DIRECTORY) for topic_id, _ in present}
         for topic_id, waiting in metadata.deleted_topic_ids.items():
             self.confirmed += [
                 (topic_id, directory_id)

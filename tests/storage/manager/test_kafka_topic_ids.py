@@ -169,6 +169,61 @@ def test_a_topic_of_kafka_without_any_folder_is_offline_until_its_directory_is_n
     assert report.refused == ()
 
 
+def test_a_partition_taken_over_that_two_directories_have_is_offline_until_one_is_left(
+    env: MemoryEnv,
+) -> None:
+    """Kafka does not start then: one of the folders is an older copy, and none says which."""
+    kafka_folder(env, "re-0", NEW, 2)
+    kafka_folder(env, "re-0", NEW, 9, disk=TWO)
+    kafka_folder(env, "re-1", NEW, 5)
+    reason = f"{ONE} and {TWO} each have a folder of it with records"
+    for _ in range(2):
+        manager, report = opened(env)
+        assert ends(manager) == {"re-1": 5}
+        assert [why.partition(":")[0] for why in report.offline.values()] == [reason]
+        assert len(report.refused) == 2
+        manager.close()
+    env.rename(f"{ONE}/re-0", f"{ONE}/older")
+    for _ in range(2):
+        manager, report = opened(env)
+        assert ends(manager) == {"re-0": 9, "re-1": 5}
+        assert (report.offline, report.refused) == ({}, ())
+        manager.close()
+
+
+def test_an_empty_folder_gives_way_to_one_with_records(env: MemoryEnv) -> None:
+    kafka_folder(env, "re-0", NEW, 0)
+    kafka_folder(env, "re-0", NEW, 9, disk=TWO)
+    manager, report = opened(env)
+    assert ends(manager) == {"re-0": 9}
+    assert report.removed == (f"{ONE}/re-0",)
+
+
+def test_a_log_whose_records_have_all_expired_is_not_empty(env: MemoryEnv) -> None:
+    kafka_folder(env, "re-0", NEW, 2)
+    kafka_folder(env, "re-0", NEW, 0, disk=TWO)
+    log = f"{TWO}/re-0/{filenames.file_name(0, filenames.LOG)}"
+    env.rename(log, f"{TWO}/re-0/{filenames.file_name(90, filenames.LOG)}")
+    manager, report = opened(env)
+    assert ends(manager) == {}
+    assert len(report.offline) == 1
+
+
+def test_a_deleted_topic_that_two_directories_had_is_removed_from_both(env: MemoryEnv) -> None:
+    kafka_folder(env, "re-0", NEW, 2)
+    kafka_folder(env, "re-0", NEW, 9, disk=TWO)
+    manager, _ = opened(env)
+    drop_topic(manager, "re")
+    manager.close()
+    manager, report = opened(env)
+    assert sorted(report.removed) == [f"{ONE}/re-0", f"{TWO}/re-0"]
+    manager.close()
+    manager, report = opened(env)
+    assert (report.removed, manager.metadata.topics) == ((), {})
+    manager.close()
+    assert manager.metadata.deleted_topic_ids == {}
+
+
 def test_a_topic_that_was_deleted_after_the_first_start_does_not_come_back_offline(
     env: MemoryEnv,
 ) -> None:
