@@ -49,6 +49,7 @@ KINDS: Final = (
     (FULL_DISK, LOST_STATE, *REPAIRS, "end at"),
     (IDEMPOTENT, LOST_STATE, *REPAIRS, MOVE, "end at"),
     (SHARED_CLEANS, *REPAIRS, "end at"),
+    (SHARED_CLEANS, VERSIONS, ERASE, "view", "end in swap"),
 )
 # A run that no watchdog of its process can end, because it is in compiled code.
 STUCK_SECONDS: Final = 5 * SECONDS_MAX

@@ -235,6 +235,9 @@ class Checks:
         if log.config.varve_view_strategy == "offset":
             model.check_view(seen, stable, Gone(gone))
         else:
-            model.check_ranked_view(seen, stable, Gone(gone), view.log.horizon)
+            by_version = log.config.varve_view_strategy == "header"
+            model.check_ranked_view(
+                seen, stable, Gone(gone), view.log.horizon, by_version=by_version
+            )
             self._world.seen["ranked views checked"] += 1
         self._world.seen["views checked"] += 1

@@ -415,9 +415,9 @@ class PartitionModel:
                 )
 
     def check_ranked_view(
-        self, seen: Sequence[Record], stable: int, gone: "Gone", horizon: int
+        self, seen: Sequence[Record], stable: int, gone: "Gone", horizon: int, *, by_version: bool
     ) -> None:
-        """As check_view, of a view that keeps the largest timestamp; versions are the same."""
+        """As check_view, of a view that keeps the largest timestamp, or version."""
         by_rank = sorted(
             (
                 record
@@ -427,7 +427,10 @@ class PartitionModel:
                 and self.outcomes[batch.base].state in (NONE, COMMITTED)
                 for record in batch.records
             ),
-            key=lambda record: (record.timestamp, record.offset),
+            key=lambda record: (
+                _version(record) if by_version else record.timestamp,
+                record.offset,
+            ),
         )
         offsets = {record.offset for record in seen}
         for key, record in last_of_keys(by_rank).items():
@@ -514,6 +517,12 @@ def _placed(batch: Batch, base_offset: int) -> Batch:
         record._replace(offset=base_offset + at) for at, record in enumerate(batch.records)
     )
     return Batch(batch.header._replace(base_offset=base_offset), records, batch.marker)
+
+
+def _version(record: Record) -> int:
+    """The version in the headers; a tombstone of an erasure has that of the values it found."""
+    version = dict(record.headers).get("version")
+    return -(1 << 63) if version is None else int.from_bytes(version, "big", signed=True)
 
 
 def _text(record: Record) -> str:
