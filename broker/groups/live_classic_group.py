@@ -102,6 +102,7 @@ class LiveClassicGroup:
     """One group; owned by the coordinator."""
 
     __slots__ = (
+        "__weakref__",
         "_context",
         "_is_replying",
         "_join_timer",

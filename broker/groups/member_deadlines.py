@@ -9,6 +9,7 @@ and most of them have moved.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final
+from weakref import WeakMethod
 
 import structlog
 
@@ -28,8 +29,9 @@ class MemberDeadlines:
     __slots__ = ("_clock", "_ends_ms", "_expired", "_timer", "_timer_end_ms")
 
     def __init__(self, clock: Clock, expired: Callable[[tuple[str, ...]], None]) -> None:
+        """`expired` is a method of the group, which it keeps in memory no longer than others do."""
         self._clock = clock
-        self._expired = expired
+        self._expired = WeakMethod(expired)
         self._ends_ms: dict[str, float] = {}
         self._timer: Timer | None = None
         self._timer_end_ms = 0.0
@@ -77,8 +79,9 @@ class MemberDeadlines:
         self._ends_ms = {key: end_ms for key, end_ms in self._ends_ms.items() if end_ms > latest_ms}
         if self._ends_ms:
             self._fire_at(min(self._ends_ms.values()))
-        if due:
-            self._expired(due)
+        expired = self._expired()
+        if due and expired is not None:
+            expired(due)
 
 
 def log_expired(group_id: str, member_ids: Collection[str]) -> None:

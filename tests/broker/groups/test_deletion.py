@@ -1,6 +1,8 @@
 """Groups and offsets that go: deleted, expired, forgotten with their topic."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
+from tests.support.broker.groups.consumer_group_world import Client
 from tests.support.broker.groups.group_machine import SESSION_MS
 from tests.support.broker.groups.group_world import DAY_MS, KEY, SUBSCRIBED, World
 from tests.support.clocks.virtual_clock import settle
@@ -31,6 +34,26 @@ async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
     loaded = world.log.load()
     assert loaded.groups == {}
     assert loaded.offsets == {}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_deleted_group_is_freed_without_a_garbage_collection(protocol: str) -> None:
+    world = World()
+    if protocol == "classic":
+        leaver = (await world.stable(), None)
+        await world.coordinator.members.leave("g", LeaveRequested(0, (leaver,)))
+    else:
+        client = Client(world, "a")
+        await client.heartbeat()
+        await client.leave()
+    gc.disable()
+    try:
+        group = weakref.ref(world.coordinator._served.get("g"))
+        assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NONE
+        await settle()
+        assert group() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_live_group_is_not_deleted() -> None:

@@ -53,11 +53,15 @@ async def test_a_deadline_that_is_stopped_does_not_end() -> None:
     assert deadlines.clock.running == 0
 
 
+class Restarted(Deadlines):
+    def _note(self, member_ids: tuple[str, ...]) -> None:
+        self.members.start(dict.fromkeys(member_ids, 100))
+
+
 async def test_members_may_start_again_while_others_expire() -> None:
-    deadlines = Deadlines()
-    again = MemberDeadlines(deadlines.clock, lambda ids: again.start(dict.fromkeys(ids, 100)))
-    again.start({"a": 100})
-    await deadlines.clock.advance(350)
-    assert "a" in again
-    again.close()
-    assert deadlines.clock.running == 0
+    again = Restarted()
+    again.members.start({"a": 100})
+    await again.clock.advance(350)
+    assert "a" in again.members
+    again.members.close()
+    assert again.clock.running == 0
