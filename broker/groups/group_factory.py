@@ -4,7 +4,7 @@ A group keeps its committed offsets when its protocol changes.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Final
 
 import structlog
@@ -12,14 +12,18 @@ import structlog
 from broker.event_loop.loop_turns import run_in_turns
 from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.clock import Clock
-from broker.groups.consumer.classic_members import EncodedTargets, downgraded, upgraded_sliced
+from broker.groups.consumer.classic_members import downgraded_sliced, upgraded_sliced
 from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
 from broker.groups.group_log import GroupLog
 from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import GroupContext, GroupStats, LiveClassicGroup
-from broker.groups.live_consumer_group import ConsumerGroupContext, LiveConsumerGroup
+from broker.groups.live_consumer_group import (
+    ConsumerGroupContext,
+    LiveConsumerGroup,
+    PreparedDowngrade,
+)
 from broker.groups.offsets.committed_offsets import CommittedOffsets
-from broker.groups.offsets.offsets_store import group_record
+from broker.groups.offsets.offsets_store import group_record_sliced
 from broker.groups.served_groups import AnyGroup, L, ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.logging import RateLimitedLogger
@@ -60,6 +64,7 @@ class GroupFactory:
             topics,
             log.append,
             stats,
+            self._prepare_downgrade,
             self._downgrade,
             metadata.note,
             served.max_record_bytes,
@@ -134,26 +139,30 @@ class GroupFactory:
             members=len(group.members),
         )
 
+    def _prepare_downgrade(
+        self, live: LiveConsumerGroup, group: ConsumerGroup
+    ) -> Generator[None, None, PreparedDowngrade]:
+        """See ConsumerGroupContext.prepare_downgrade."""
+        classic = yield from downgraded_sliced(group, self._topics, self._clock.wall_ms())
+        record = yield from group_record_sliced(classic)
+        yield
+        tombstones = yield from live.tombstones_sliced()
+        return PreparedDowngrade(classic, (*tombstones, record))
+
     def _downgrade(
-        self,
-        live: LiveConsumerGroup,
-        group: ConsumerGroup,
-        encoded: EncodedTargets,
-        *,
-        is_changed: bool,
+        self, live: LiveConsumerGroup, prepared: PreparedDowngrade, is_changed: bool
     ) -> "asyncio.Future[ErrorCode]":
-        """Put a classic group in place of a consumer group whose members all use that protocol."""
-        classic = downgraded(group, self._topics, self._clock.wall_ms(), encoded)
-        records = [*live.tombstones(), group_record(classic)]
-        appended = self._log.append(group.group_id, records)
+        """See ConsumerGroupContext.downgrade."""
+        classic, group_id = prepared.group, prepared.group.group_id
+        appended = self._log.append(group_id, prepared.records)
         replacement = self._served.put(self.classic(Stable(classic), live.offsets))
         live.close()
         replacement.note_size()
         replacement.begin(is_changed=is_changed)
         limited_logger.info(
             "group downgraded",
-            subject=group.group_id,
-            group=group.group_id,
+            subject=group_id,
+            group=group_id,
             generation=classic.generation,
             members=len(classic.members),
         )

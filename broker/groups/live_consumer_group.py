@@ -7,10 +7,20 @@ with the number of failures, while a disk is full.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from itertools import count
+from typing import Final
 
 import structlog
 
@@ -18,6 +28,7 @@ from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns, run_in_turns
 from broker.groups.classic.model import (
     CommitRequested,
+    Group,
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
@@ -53,7 +64,7 @@ from broker.groups.consumer.reconciliation import reconciled
 from broker.groups.consumer.records import (
     encode_changes,
     largest_record_bytes,
-    tombstones,
+    tombstone_keys_sliced,
 )
 from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import GroupStats
@@ -65,6 +76,7 @@ from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ErrorCode
+from storage.slices import run_at_once
 
 logger = structlog.get_logger("broker.groups")
 # Clients cause these lines: members that join and leave, or stop.
@@ -78,6 +90,8 @@ LARGE_ASSIGNMENTS_AT_ONCE: Final = 2
 # in about 2 ms; a group with more of them looks less often.
 TOPIC_CHECK_MS: Final = 1_000
 NAMES_PER_CHECK: Final = 5_000
+# Of a downgrade in turns, while other members join or leave.
+DOWNGRADE_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +107,21 @@ class ConsumerRules:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedDowngrade:
+    """A classic group that takes the place of a consumer group, and the records that say so."""
+
+    group: Group
+    records: Sequence[LogRecord]
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerGroupContext:
     """The part of the coordinator that consumer groups use. `write` ends with an error code.
 
     A group calls `resized` with its id and the memory of its members in bytes when members change.
+    A consumer group whose members will all use the classic protocol becomes a classic group: it
+    calls `prepare_downgrade` with itself and its next value, and then `downgrade`, which begins to
+    write the classic group, and to rebalance it if the last argument says so.
     """
 
     rules: ConsumerRules
@@ -104,31 +129,16 @@ class ConsumerGroupContext:
     topics: TopicLookup
     write: Callable[[str, Sequence[LogRecord]], "asyncio.Future[ErrorCode]"]
     stats: GroupStats
-    downgrade: "Downgrade"
+    prepare_downgrade: Callable[
+        ["LiveConsumerGroup", ConsumerGroup], Generator[None, None, PreparedDowngrade]
+    ]
+    downgrade: Callable[["LiveConsumerGroup", PreparedDowngrade, bool], "asyncio.Future[ErrorCode]"]
     resized: Callable[[str, int], None]
     max_record_bytes: Callable[[str], int]  # by group; also of the classic group it may become
     turns: LargeGroupTurns
     large_assignments: FairSlots = field(
         default_factory=partial(FairSlots, LARGE_ASSIGNMENTS_AT_ONCE)
     )
-
-
-class Downgrade(Protocol):
-    """Replaces a consumer group whose members all use the classic protocol by a classic group."""
-
-    def __call__(
-        self,
-        live: "LiveConsumerGroup",
-        group: ConsumerGroup,
-        encoded: classic_members.EncodedTargets,
-        *,
-        is_changed: bool,
-    ) -> "asyncio.Future[ErrorCode]":
-        """Start to write the classic group; `is_changed`: it starts a rebalance.
-
-        `encoded` has assignments that are encoded already.
-        """
-        ...
 
 
 class LiveConsumerGroup:
@@ -271,7 +281,12 @@ class LiveConsumerGroup:
 
     def tombstones(self) -> list[LogRecord]:
         """Return the records that delete the group."""
-        keys = {key: None for value in (self._written, self.group) for key, _ in tombstones(value)}
+        return run_at_once(self.tombstones_sliced())
+
+    def tombstones_sliced(self) -> Generator[None, None, list[LogRecord]]:
+        """Like `tombstones`, with pauses."""
+        values = (self._written, self.group)
+        keys: dict[bytes, None] = dict.fromkeys((yield from tombstone_keys_sliced(*values)))
         for maybe_written in (self._unwritten, *self._appending):
             keys |= dict.fromkeys(maybe_written)
         return list(keys.items())
@@ -355,30 +370,39 @@ class LiveConsumerGroup:
         return await asyncio.shield(self._run_soon(self._remove_in_turns(member_ids)))
 
     async def _remove_in_turns(self, member_ids: Collection[str]) -> ErrorCode:
-        """Remove members that are still there; first encode what a downgrade needs."""
-        encoded: classic_members.EncodedTargets = {}
-        if self._may_downgrade(self.group.without_members(self._present(member_ids))):
-            group, names = self.group, await self._topic_names()
-            encoded = await run_in_turns(classic_members.encode_targets_sliced(group, names))
-        if self.is_dead:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        present = self._present(member_ids)
-        append = self._begin_removal(present, encoded) if present else None
-        return await (self._flush() if append is None else asyncio.shield(append))
+        """Remove members that are still there, and downgrade the group if it has to be."""
+        for attempt in count(1):
+            present = self._present(member_ids)
+            if self.is_dead or not present:
+                break
+            remaining = self.group.without_members(present)
+            if not self._may_downgrade(remaining):
+                self._forget_deadlines(present)
+                self._change(state.without_members(remaining, ()))
+                break
+            append = await self._begin_downgrade(remaining, attempt, is_changed=True)
+            if append is not None:
+                return await asyncio.shield(append)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if self.is_dead else await self._flush()
 
     def _present(self, member_ids: Collection[str]) -> list[str]:
         return [member_id for member_id in member_ids if member_id in self.group.members]
 
-    def _begin_removal(
-        self, member_ids: Collection[str], encoded: classic_members.EncodedTargets
+    async def _begin_downgrade(
+        self, group: ConsumerGroup, attempt: int, *, is_changed: bool
     ) -> "asyncio.Future[ErrorCode] | None":
-        """Remove members; return the append of a downgrade, if that is what follows."""
-        self._forget_deadlines(member_ids)
-        remaining = self.group.without_members(member_ids)
-        if self._may_downgrade(remaining):
-            return self._context.downgrade(self, remaining, encoded, is_changed=True)
-        self._change(state.without_members(remaining, ()))
-        return None
+        """Encode a value of this group as a classic group, and begin to replace this one by it.
+
+        Return None if this group changed meanwhile. After some attempts, it is encoded in one turn.
+        """
+        before, written = self.group, self._written
+        slices = self._context.prepare_downgrade(self, group)
+        may_pause = attempt <= DOWNGRADE_ATTEMPTS
+        prepared = await run_in_turns(slices) if may_pause else run_at_once(slices)
+        # Of another value, records may be in the log that `prepared` does not delete.
+        if self.is_dead or self.group is not before or self._written is not written:
+            return None
+        return self._context.downgrade(self, prepared, is_changed)
 
     def _may_downgrade(self, group: ConsumerGroup) -> bool:
         return self._context.rules.allows_downgrade and classic_members.uses_classic_only(group)
@@ -436,13 +460,19 @@ class LiveConsumerGroup:
         owned: Assignment,
         client: Hashable | None,
     ) -> JoinAnswer:
-        turns = Turns()
-        updated, next_group = await self._update(
-            lambda group: classic_members.update_member(group, request, subscription), turns
-        )
-        member_id, is_changed = updated.member.member_id, updated.is_changed
-        is_last = not classic_members.uses_classic_only(self.group)
-        if is_last and request.instance_id is not None and self._may_downgrade(updated.group):
+        turns, attempt = Turns(), 0
+        while True:
+            attempt += 1
+            if self.is_dead:
+                return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
+            updated, next_group = await self._update(
+                lambda group: classic_members.update_member(group, request, subscription), turns
+            )
+            member_id, is_changed = updated.member.member_id, updated.is_changed
+            is_last = not classic_members.uses_classic_only(self.group)
+            is_static = request.instance_id is not None
+            if not (is_last and is_static and self._may_downgrade(updated.group)):
+                break
             # It takes the place of the static member that was the last to use the other protocol.
             member = updated.member
             if not is_changed:
@@ -450,9 +480,11 @@ class LiveConsumerGroup:
             group = updated.group.with_member(member)
             # A member that gets its target must not get what another has not revoked.
             is_changed = is_changed or group.state is not GroupState.STABLE
-            append = self._context.downgrade(self, group, {}, is_changed=is_changed)
-            error = await asyncio.shield(append)
-            return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
+            append = await self._begin_downgrade(group, attempt, is_changed=is_changed)
+            if append is not None:
+                error = await asyncio.shield(append)
+                is_done = error is ErrorCode.NONE
+                return self._joined(member) if is_done else JoinAnswer(error, member_id)
         self._change(next_group)
         self._start_session(member_id)  # the client may leave in any of the next turns
         await turns.take()

@@ -63,9 +63,6 @@ MEMBERS_PER_SLICE: Final = 128  # that are read, in a millisecond
 NAMES_PER_SLICE: Final = 512  # of topics that are looked up, in a millisecond
 PARTITIONS_PER_SLICE: Final = 2_048  # of an assignment that is encoded, in a millisecond
 
-# Assignments of classic members, by the version of the subscription and the partitions.
-EncodedTargets = Mapping[tuple[int, Assignment], bytes]
-
 # Joining ------------------------------------------------------------------------------------------
 
 
@@ -357,50 +354,44 @@ def _not_upgradable(group: Group, reason: str) -> MembershipError:
     return MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
 
 
-def encode_targets_sliced(
-    group: ConsumerGroup, names: Mapping[bytes, str]
-) -> Generator[None, None, EncodedTargets]:
-    """Encode the assignments of the classic members before a downgrade, with pauses."""
-    encoded: dict[tuple[int, Assignment], bytes] = {}
-    for member in group.members.values():
-        if member.classic is not None:
-            version = _subscription_version(member.classic.protocols[0][1])
-            target = group.targets.get(member.member_id, NO_PARTITIONS)
-            if (version, target) not in encoded:
-                encoded[version, target] = yield from _encode_sliced(version, target, names)
-                yield
-    return encoded
+def downgraded_sliced(
+    group: ConsumerGroup, topics: TopicLookup, now_ms: int
+) -> Generator[None, None, Group]:
+    """Return a consumer group as a classic one, with pauses.
 
-
-def downgraded(
-    group: ConsumerGroup, topics: TopicLookup, now_ms: int, encoded: EncodedTargets
-) -> Group:
-    """Return a consumer group as a classic group, with the target assignments of its members.
-
-    Those that are not `encoded` yet are encoded now.
+    Its members keep their target assignments.
     """
-    members = Members.of(_classic_member(member) for member in group.members.values())
-    name = members.protocols.elected()
-    targets = {
-        key: (
-            _subscription_version(member.metadata(name)),
-            group.targets.get(key, NO_PARTITIONS),
-        )
-        for key, member in members.items()
-    }
-    missing = {target for target in targets.values() if target not in encoded}
-    if missing:
-        names = _topic_names(group, topics)
-        more = {each: run_at_once(_encode_sliced(*each, names)) for each in missing}
-        encoded = {**encoded, **more}
+    names: dict[bytes, str] = {}
+    for number, name in enumerate(group.all_topics(), 1):
+        topic = topics.topic(name)
+        if topic is not None:
+            names[topic.topic_id] = name
+        if number % NAMES_PER_SLICE == 0:
+            yield
+    members, rows = Members.of(), tuple(group.members.values())
+    for first in range(0, len(rows), MEMBERS_PER_SLICE):
+        some = rows[first : first + MEMBERS_PER_SLICE]
+        members = members.changed((), [_classic_member(member) for member in some])
+        yield
+    protocol = members.protocols.elected()
+    encoded: dict[tuple[int, Assignment], bytes] = {}
+    assignments: dict[str, bytes] = {}
+    for number, (key, member) in enumerate(members.items(), 1):
+        version = _subscription_version(member.metadata(protocol))
+        target = group.targets.get(key, NO_PARTITIONS)
+        if (version, target) not in encoded:
+            encoded[version, target] = yield from _encode_sliced(version, target, names)
+        assignments[key] = encoded[version, target]
+        if number % MEMBERS_PER_SLICE == 0 or len(target) > NAMES_PER_SLICE:
+            yield
     return Group(
         group.group_id,
         generation=group.epoch,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
-        protocol_name=name,
+        protocol_name=protocol,
         leader=next(iter(members)),
         members=members,
-        assignments={key: encoded[target] for key, target in targets.items()},
+        assignments=assignments,
         since_ms=now_ms,
     )
 
@@ -428,11 +419,6 @@ def _partition_ids(partitions: TopicPartitions, topics: TopicLookup) -> Iterable
             for index in indexes:
                 if 0 <= index < topic.partition_count:
                     yield topic.topic_id, index
-
-
-def _topic_names(group: ConsumerGroup, topics: TopicLookup) -> Mapping[bytes, str]:
-    existing = (topics.topic(name) for name in group.all_topics())
-    return {topic.topic_id: topic.name for topic in existing if topic is not None}
 
 
 def _subscription_version(metadata: bytes) -> int:

@@ -5,7 +5,7 @@ group again. Bytes are not trusted: whatever does not follow its format is a Pro
 """
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -20,7 +20,6 @@ from broker.groups.consumer.model import (
     ResolvedRegex,
     TopicMetadata,
 )
-from broker.topics.internal_topic import LogRecord
 from protocol import record_codec
 from protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -82,6 +81,8 @@ RECORD_BYTES: Final = 400
 TOPIC_BYTES: Final = 27
 PARTITION_BYTES: Final = 8
 NAME_LENGTH_BYTES: Final = 3
+
+MEMBERS_PER_SLICE: Final = 128  # whose keys are encoded, in a millisecond
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
@@ -212,14 +213,18 @@ def _names_bytes(names: Collection[str]) -> int:
     return len("".join(names).encode()) + NAME_LENGTH_BYTES * len(names)
 
 
-def tombstones(group: ConsumerGroup) -> list[LogRecord]:
-    """Return the records that delete a group."""
-    group_id = group.group_id
-    keys = [_regex_key(group_id, regex) for regex in group.regexes]
-    for member_id in group.members.keys() | group.targets.keys():
+def tombstone_keys_sliced(*values: ConsumerGroup) -> Generator[None, None, list[bytes]]:
+    """Return the keys of the records that delete a group, of which the log has several values."""
+    group_id = values[0].group_id
+    regexes = frozenset[str]().union(*(group.regexes for group in values))
+    keys = [_regex_key(group_id, regex) for regex in regexes]
+    member_ids = frozenset[str]().union(*(group.members.keys() for group in values))
+    member_ids = member_ids.union(*(group.targets.keys() for group in values))
+    for number, member_id in enumerate(member_ids, 1):
         keys.extend(_member_keys(group_id, member_id))
-    keys += [_target_metadata_key(group_id), _group_key(group_id)]
-    return [(key, None) for key in keys]
+        if number % MEMBERS_PER_SLICE == 0:
+            yield
+    return [*keys, _target_metadata_key(group_id), _group_key(group_id)]
 
 
 def _group_key(group_id: str) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
-from broker.groups.classic.model import PreparingRebalance
+from broker.groups.classic.model import PreparingRebalance, Stable
 from broker.groups.classic.subscription import decode_assignment
 from broker.groups.consumer.model import Assignment, Heartbeat, HeartbeatAnswer, TopicMetadata
 from protocol.errors import ErrorCode
@@ -137,3 +137,31 @@ def test_no_turn_of_a_downgrade_with_thousands_of_topics_is_long(
 
     asyncio.run(scenario())
     assert meter.longest_turn <= LINES_PER_TURN_MAX
+
+
+def test_no_turn_is_long_when_a_static_member_with_thousands_of_topics_changes_its_protocol(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was the last one that used the consumer protocol."""
+    meter = LoopMeter(CLOCK_RATE)
+
+    async def scenario() -> None:
+        world = World(topics=Topics())
+        modern = Client(world, "a", frozenset(Topics().existing), instance_id="i")
+        other = ClassicClient(world, "c", modern.topics, instance_id="j", is_cooperative=True)
+        await modern.heartbeat()
+        for _ in range(6):
+            await other.step()
+            await modern.heartbeat()
+        assert len(modern.owned) == TOPICS // 2
+        await modern.leave(-2)
+        protocols = (("range", subscription(modern.topics)),)
+        with meter.measuring(monkeypatch):
+            await asyncio.sleep(0)
+            answer = await world.join(instance_id="i", protocols=protocols)
+        assert answer.error is ErrorCode.NONE
+        assert isinstance(world.state(), Stable)
+
+    asyncio.run(scenario())
+    # The rest of a subscription is read together with what follows it.
+    assert meter.longest_turn <= 2 * LINES_PER_TURN_MAX

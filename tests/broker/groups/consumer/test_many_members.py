@@ -2,13 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from broker.groups.classic.members import Member, Members
-from broker.groups.classic.model import Group
+from broker.groups.classic.model import Group, PreparingRebalance
 from broker.groups.classic.subscription import encode_assignment
-from broker.groups.consumer.model import ConsumerGroup, ConsumerMember, PartitionId
+from broker.groups.consumer.model import (
+    ClassicProtocol,
+    ConsumerGroup,
+    ConsumerMember,
+    PartitionId,
+)
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
@@ -29,7 +35,7 @@ SESSION_MS = 45_000
 CLOCK_RATE = 10
 LINES_PER_TURN_MAX = 23_000
 # 1,024 topics of an assignment are read in 30,000; the sessions of all members start in 50,000.
-LINES_PER_UPGRADE_TURN_MAX = 60_000
+LINES_PER_CHANGE_TURN_MAX = 60_000
 TOPICS = frozenset(f"t{number}" for number in range(20))
 
 
@@ -135,4 +141,30 @@ def test_no_turn_of_an_upgrade_is_long(
         assert len(group(world).members) == size + 1
 
     asyncio.run(scenario())
-    assert meter.longest_turn <= LINES_PER_UPGRADE_TURN_MAX
+    assert meter.longest_turn <= LINES_PER_CHANGE_TURN_MAX
+
+
+def test_no_turn_of_a_downgrade_of_many_members_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+
+    async def scenario() -> None:
+        topics = FakeTopics(dict.fromkeys(TOPICS, 10 * MEMBERS // len(TOPICS)))
+        stable, protocols = stable_group(topics), (("range", subscription(TOPICS)),)
+        members = {
+            key: replace(member, classic=ClassicProtocol(SESSION_MS, protocols))
+            for key, member in stable.members.items()
+        } | {"m0": stable.members["m0"]}
+        world = World(topics=topics, consumer_rules=ConsumerRules(max_size=MEMBERS + 1))
+        world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+        loaded = LoadedPartition(consumer_groups={"g": replace(stable, members=members)})
+        await world.coordinator.loading.activate(0, loaded)
+        with meter.measuring(monkeypatch):
+            await asyncio.sleep(0)
+            answer = await Client(world, "m0", TOPICS, "i-m0", epoch=1).leave()
+        assert answer.error is ErrorCode.NONE
+        state = world.state()
+        assert isinstance(state, PreparingRebalance)
+        assert len(state.group.members) == MEMBERS - 1
+
+    asyncio.run(scenario())
+    assert meter.longest_turn <= LINES_PER_CHANGE_TURN_MAX

@@ -179,6 +179,29 @@ async def test_wherever_a_member_joins_while_its_group_is_upgraded_no_member_is_
     assert turns > 2
 
 
+async def test_wherever_a_member_joins_while_a_static_one_changes_its_protocol_none_is_lost(
+    every_turn_is_over: None,
+) -> None:
+    is_over, turns = False, 0
+    while not is_over:
+        world = make_world()
+        modern, other = Client(world, "m", instance_id="i"), Client(world, "o")
+        classic = ClassicClient(world, "a", instance_id="j")
+        await converge(classic, modern)
+        returned = ClassicClient(world, "c", instance_id="i")
+        join = asyncio.ensure_future(returned.join())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = join.done()
+        await other.heartbeat()
+        await join
+        await converge(classic, returned, other)
+        members = {classic.member_id, returned.member_id, "o"}
+        assert group(world).members.keys() == members, f"after {turns} turns"
+        turns += 1
+    assert turns > 2
+
+
 async def test_an_expired_consumer_member_downgrades_the_group() -> None:
     world = make_world()
     classic, modern = ClassicClient(world, "a"), Client(world, "b")
