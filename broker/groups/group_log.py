@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from broker.event_loop.loop_turns import Turns, run_in_turns
+from broker.event_loop.loop_turns import Turns, run_in_turns, yield_to_loop
 from broker.groups.classic.model import Group
 from broker.groups.clock import Clock
 from broker.groups.live_classic_group import GroupStats
@@ -89,6 +89,7 @@ class GroupLog:
         async with order:
             try:
                 record = await self._encoded(group)
+                await yield_to_loop()  # a large record was copied, and will be again
             except MessageTooLargeError as error:
                 return self._worst(group.group_id, [error], ErrorCode.UNKNOWN_SERVER_ERROR)
             if not is_served():

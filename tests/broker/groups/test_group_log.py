@@ -1,9 +1,12 @@
 """Appends of records of groups: their order, their outcome, and what a caller waits for."""
 
 import asyncio
+from collections.abc import Generator
 
 import pytest
 
+from broker.groups import group_log
+from broker.groups.classic.model import Group
 from broker.groups.group_log import (
     APPEND_BYTES,
     GROUP_NAME_BYTES_MAX,
@@ -137,6 +140,28 @@ async def test_thousands_of_records_are_appended_in_turns_and_in_their_order() -
     written = [record for append in appends.partition.appends for record in append]
     assert written == [RECORD, *records, RECORD]
     assert [await append for append in (*begun, other)] == [ErrorCode.NONE] * 3
+
+
+async def test_a_group_is_appended_in_another_turn_than_its_record_is_completed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them copies the record, which may have a megabyte."""
+    appends, encoded = Appends(), []
+
+    def encode(_: Group) -> Generator[None, None, LogRecord]:
+        yield
+        encoded.append(RECORD)
+        return RECORD
+
+    monkeypatch.setattr(group_log, "group_record_sliced", encode)
+    append = appends.log.append_group(Group("g"), asyncio.Lock(), lambda: True)
+    for _ in range(10):
+        await asyncio.sleep(0)
+        if encoded:
+            break
+    assert (encoded, appends.partition.appends) == ([RECORD], [])
+    assert await append is ErrorCode.NONE
+    assert appends.partition.appends == [[RECORD]]
 
 
 async def test_one_failed_part_fails_the_append() -> None:
