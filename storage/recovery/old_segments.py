@@ -11,7 +11,8 @@ Rules
   its version is raised, so a segment seldom has old messages after new ones.
 - The start that takes a folder over looks at all segments. Later ones try again what failed, for
   example for lack of room: they look at the segments before the first one of format v2, which is
-  one read of a few bytes if there are none.
+  one read of a few bytes if there are none. The latest segment is converted first, so those that
+  are left are the earliest ones.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,18 +52,29 @@ def convert_old_segments(
 
     `bases` ascend. `is_first`: the folder is taken over now. Raises NoRoomError, OSError.
     """
-    notes = []
+    old: list[int] = []
     for base_offset in bases:
-        path = f"{directory}/{filenames.file_name(base_offset, filenames.LOG)}"
-        source = env.open(path)
+        source = env.open(_path(directory, base_offset))
         try:
             if is_old(source.pread(OLD_HEAD_BYTES, 0)):
-                notes.append(f"{path}: {_convert(env, directory, base_offset, source, go_on)}")
+                old.append(base_offset)
             elif not is_first:
                 break
         finally:
             source.close()
+    notes = []
+    for base_offset in reversed(old):
+        path = _path(directory, base_offset)
+        source = env.open(path)
+        try:
+            notes.append(f"{path}: {_convert(env, directory, base_offset, source, go_on)}")
+        finally:
+            source.close()
     return notes
+
+
+def _path(directory: str, base_offset: int) -> str:
+    return f"{directory}/{filenames.file_name(base_offset, filenames.LOG)}"
 
 
 def _convert(

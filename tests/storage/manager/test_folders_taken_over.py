@@ -1,6 +1,7 @@
 """Folders that the metadata does not know: taken over, or left as they are."""
 
 import errno
+from itertools import count
 
 from storage.directory.cluster_metadata import TopicEntry
 from storage.env import write_file
@@ -105,9 +106,15 @@ def test_a_start_with_room_converts_old_messages_that_one_without_room_could_not
     env: MemoryEnv,
 ) -> None:
     kafka_folder(env, "unknown-0", TOPIC_ID)
-    records = [Record(offset, NOW_MS, b"k", b"v") for offset in range(3)]
-    write_file(env, f"{ONE}/unknown-0/{file_name(0, LOG)}", old_messages(records, 1))
-    fault = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(".cleaned"), errno.ENOSPC)
+    records = [Record(offset, NOW_MS, b"k", b"v") for offset in range(6)]
+    for first in (0, 2, 4):
+        path = f"{ONE}/unknown-0/{file_name(first, LOG)}"
+        write_file(env, path, old_messages(records[first : first + 2], 1))
+    written = count(1)
+    fault = env.fail_on(
+        lambda op, path: op == "pwrite" and path.endswith(".cleaned") and next(written) > 1,
+        errno.ENOSPC,
+    )
     manager, _ = opened(env, ONE)
     assert TopicPartition("unknown", 0) in manager.table.offline
     manager.close()
