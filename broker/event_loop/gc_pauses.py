@@ -11,7 +11,9 @@ from typing import Final
 
 GENERATIONS = 3
 LONG_SECONDS: Final = 0.005  # the time for which a task may block the loop
-FREEZES_MAX: Final = 60  # at least an hour, with one full collection a minute
+# Until everything is traversed again: an hour and a day, with one full collection a minute.
+FREEZES_MAX: Final = 60
+COLLECTIONS_MAX: Final = 24 * 60
 
 
 class GcPauses:
@@ -45,22 +47,24 @@ class FullCollections:
 
     Topics, groups and sessions are thousands of objects that live for days: 3,000 topics hold up
     each collection for 77 ms. So what survives a long collection is frozen: the next ones pass over
-    it. Cyclic garbage that arises from it later stays until FREEZES_MAX freezes are undone at once.
+    it. Cyclic garbage that arises from it later stays until all freezes are undone: after
+    FREEZES_MAX of them, or COLLECTIONS_MAX collections.
     """
 
     def __init__(self, clock: Callable[[], float] = thread_time) -> None:
         self._clock = clock
         self._freezes = 0
+        self._collections = 0  # since the first freeze
 
     def collect(self, *, may_freeze: bool) -> None:
         """Free cyclic garbage; `may_freeze`: nothing large exists that will soon be gone."""
         began = self._clock()
         gc.collect()
-        if not may_freeze or self._clock() - began < LONG_SECONDS:
-            return
-        self._freezes += 1
-        if self._freezes > FREEZES_MAX:
-            self._freezes = 0
+        freezes = may_freeze and self._clock() - began >= LONG_SECONDS
+        self._collections += self._freezes > 0
+        if self._collections > COLLECTIONS_MAX or (freezes and self._freezes == FREEZES_MAX):
+            self._freezes = self._collections = 0
             gc.unfreeze()  # the next collection traverses everything
-        else:
+        elif freezes:
+            self._freezes += 1
             gc.freeze()

@@ -79,6 +79,8 @@ class GroupDeletion:
         if live.has_members and protocol_type != CONSUMER_PROTOCOL_TYPE:
             return ErrorCode.NON_EMPTY_GROUP, {}
         subscribed = await live.subscribed_topics()
+        if self._served.get(group_id) is not live or live.is_dead:  # deleted or upgraded meanwhile
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, {}
         errors = {
             key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
             if subscribed is None or key[0] in subscribed

@@ -6,7 +6,12 @@ from itertools import count
 
 import pytest
 
-from broker.event_loop.gc_pauses import FREEZES_MAX, LONG_SECONDS, FullCollections
+from broker.event_loop.gc_pauses import (
+    COLLECTIONS_MAX,
+    FREEZES_MAX,
+    LONG_SECONDS,
+    FullCollections,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +52,21 @@ def test_after_many_freezes_everything_is_traversed_once(monkeypatch: pytest.Mon
         long_ones.collect(may_freeze=True)
     all_again = ["collect", "unfreeze", "collect", "freeze"]
     assert steps == ["collect", "freeze"] * FREEZES_MAX + all_again
+
+
+def test_after_many_short_collections_everything_is_traversed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is frozen may become garbage while the broker has little to do."""
+    steps: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: None)
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: steps.append(name))
+    readings = iter([0.0, 2 * LONG_SECONDS])  # the first one is long
+    mixed = FullCollections(lambda: next(readings, 0.0))
+    for _ in range(COLLECTIONS_MAX + 1):
+        mixed.collect(may_freeze=True)
+    assert steps == ["freeze"]
+    for _ in range(COLLECTIONS_MAX + 1):
+        mixed.collect(may_freeze=True)
+    assert steps == ["freeze", "unfreeze"]

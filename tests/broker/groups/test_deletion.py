@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker.groups.classic import subscription
 from broker.groups.classic.model import (
     LeaveRequested,
 )
@@ -123,6 +124,22 @@ async def test_offsets_of_topics_in_use_are_not_deleted() -> None:
     }
     assert world.offsets() == {KEY: 5}
     assert world.log.load().offsets["g"].keys() == {KEY}
+
+
+async def test_no_offset_is_deleted_of_a_group_that_ended_while_its_members_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscription, "MEMBERS_PER_SLICE", 1)
+    world = World()
+    member = await world.stable(protocols=SUBSCRIBED)
+    await world.commit(5, member_id=member, generation=1, key=("old", 0))
+    deletion = asyncio.ensure_future(world.coordinator.deletion.delete_offsets("g", [("old", 0)]))
+    await asyncio.sleep(0)
+    live = world.coordinator._served.get("g")
+    assert live is not None
+    world.coordinator._served.remove(live)
+    assert await deletion == (ErrorCode.COORDINATOR_NOT_AVAILABLE, {})
+    assert world.log.load().offsets["g"].keys() == {("old", 0)}
 
 
 async def test_offsets_of_an_empty_group_may_be_deleted() -> None:
