@@ -20,6 +20,9 @@ from storage.segments.segment_indexes import SegmentIndexes
 
 # The batch that a time entry names is searched for within this distance after its index entry.
 NAMED_BATCH_BYTES_MAX: Final = 1 << 20
+# So much of the log after that batch is compared, too. If an entry after it is lost, its batch is
+# most likely within the next index interval (4 KiB by default); each start reads these headers.
+AFTER_NAMED_BYTES: Final = 64 << 10
 
 
 class SanityCheck:
@@ -88,16 +91,19 @@ class SanityCheck:
                 raise CorruptIndexError(self._indexes.time_path, "the last entry is missing")
 
     def _headers_from(self, offset: int) -> Iterator[BatchHeader]:
-        """Yield the headers of the batch at or after an offset and of those that follow it.
+        """Yield the headers of the batch at or after an offset and of some that follow it.
 
         The search ends at some distance from the index entry of the offset. Raises
         CorruptIndexError.
         """
         position = self._indexes.find_position(offset - self._indexes.base_offset)
-        end = min(self._log_bytes, position + NAMED_BATCH_BYTES_MAX)
+        end = found_end = min(self._log_bytes, position + NAMED_BATCH_BYTES_MAX)
         try:
             for batch in scan(self._log, position, end, whole=False):
+                if batch.position >= found_end:
+                    return
                 if batch.header.next_offset > offset:
+                    found_end = min(found_end, batch.position + AFTER_NAMED_BYTES)
                     yield batch.header
         except CorruptBatchError:
             pass  # damage; a read finds it

@@ -1,6 +1,6 @@
 """The last entries of a segment's indexes beside its log: which contradictions a start notices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from storage.errors import CorruptBatchError
 from storage.format.batch import BatchHeader, Record, build_batch
 from storage.format.index import CorruptIndexError, IndexLimits
 from storage.segments import sanity_check
+from storage.segments.batch_scan import ScannedBatch
 from storage.segments.sanity_check import SanityCheck
 from storage.segments.segment_indexes import SegmentIndexes
 from tests.support.storage.log_files import BASE, opened
@@ -141,6 +142,27 @@ def test_the_batch_of_the_time_entry_is_searched_within_a_bound(
     monkeypatch.setattr(sanity_check, "NAMED_BATCH_BYTES_MAX", 3 * SIZE)
     with pytest.raises(CorruptIndexError):
         checked(opened(log_of()), indexes)
+
+
+def test_only_some_headers_after_the_batch_of_the_time_entry_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each start reads them, of each segment."""
+    monkeypatch.setattr(sanity_check, "AFTER_NAMED_BYTES", 3 * SIZE)
+    count = 1_000
+    log = opened(log_of([(BASE, 50), *((BASE + n, 30) for n in range(1, count))]))
+    read: list[int] = []
+    scan = sanity_check.scan
+
+    def counted(*args: Any, **kwargs: Any) -> Iterator[ScannedBatch]:
+        for each in scan(*args, **kwargs):
+            read.append(each.position)
+            yield each
+
+    monkeypatch.setattr(sanity_check, "scan", counted)
+    last = (BASE + count - 1, count - 1)
+    checked(log, indexed((BASE, 0), last, times=((50, BASE),)))
+    assert len(read) < 10
 
 
 def test_an_offset_entry_that_points_to_another_batch_is_an_error() -> None:
