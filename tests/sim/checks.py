@@ -189,6 +189,7 @@ class Checks:
         log = partition.log
         batches = self._batches(model, partition)
         model.take_in_pending(batches)
+        model.forget_cleaned(batches)
         model.check_written(batches)
         start, stable = log.log_start_offset, log.last_stable_offset
         clock = self._world.env.clock

@@ -126,6 +126,7 @@ class PartitionModel:
     unsure: set[int] = field(default_factory=set)  # last records of keys that are not compared
     cutting: int | None = None  # the offset of a truncation that is under way
     lowest_cut: int = LARGEST_OFFSET  # offsets from here on were given again
+    cut_open: set[int] = field(default_factory=set)  # without a marker since a truncation
     cut_end: int = 0  # where the log ended after the last truncation
     flushed: int = 0  # the recovery point before it
     deleting: bool = False
@@ -159,21 +160,15 @@ class PartitionModel:
         before = [ms for at, ms in self.retention if at < cleaned.begun_ms]
         return min([*before[-1:], *since])
 
-    def cut(self, offset: int, *, is_complete: bool = True) -> None:
-        """An operator truncated the log to an offset: a batch that it is in goes as a whole.
-
-        `is_complete`: not if the process ended on the way, and the log ends behind the offset.
-        """
+    def cut(self, offset: int) -> None:
+        """An operator truncated the log to an offset: a batch that it is in goes as a whole."""
         self.lowest_cut = min(self.lowest_cut, offset)
         self.cut_end = min(self.cut_end, offset)
         gone = [batch for batch in self.history if batch.header.next_offset > offset]
         for batch in gone:
             del self.history.batches[batch.base]
-        if is_complete:
-            # No part of a transaction is cut off: what has lost its marker was cleaned before.
-            outcomes = self.history.outcomes()
-            for base in [base for base, outcome in outcomes.items() if outcome.state == OPEN]:
-                del self.history.batches[base]
+        outcomes = self.history.outcomes()
+        self.cut_open = {base for base, outcome in outcomes.items() if outcome.state == OPEN}
         self.unsure_producers |= {batch.header.producer_id for batch in gone}
         self._note_loaded(offset, {batch.base for batch in self.history})
         self.pending.clear()
@@ -186,6 +181,12 @@ class PartitionModel:
             for record in batch.records
             if record.key in keys
         }
+
+    def forget_cleaned(self, batches: Sequence[Batch]) -> None:
+        """What was cleaned before a truncation removed its marker belongs to no transaction."""
+        for base in self.cut_open - {batch.base for batch in batches}:
+            self.history.batches.pop(base, None)
+        self.cut_open = set()
 
     # After a start ------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class PartitionModel:
             # The process may have ended after the cut, before the truncation returned.
             if self.cutting is not None and end < acknowledged:
                 lowest = min(lowest, self._kept_end(self.cutting))
-                self.cut(max(end, self.cutting), is_complete=end <= self.cutting)
+                self.cut(max(end, self.cutting))
             if end < lowest:
                 raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or after")
             if self.lost_power:
