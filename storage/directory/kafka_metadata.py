@@ -14,7 +14,7 @@ Rules
   it, it is incomplete.
 - A topic that the records do not name may have been in a lost end of the log. The image is complete
   only if it reaches the last producer snapshot, which Kafka writes at the end of each log when it
-  stops.
+  stops, and if no record of a partition has a version that a later Kafka wrote.
 - Write nothing, and never prevent the broker from starting.
 """
 
@@ -76,7 +76,8 @@ class MetadataImage:
     deleted_ids: set[bytes] = field(default_factory=set)  # of topics that the log removes
     security: SecurityImage = field(default_factory=SecurityImage)
     end_offset: int = 0  # of the last record
-    is_complete: bool = False  # no record after the last one was lost
+    is_complete: bool = False  # no record after the last one was lost, or could not be read
+    knows_partitions: bool = True  # no record of a partition has an unknown version
     _pending: list[bytes] | None = None  # values of the open transaction
 
     def apply(self, value: bytes) -> None:
@@ -98,6 +99,8 @@ class MetadataImage:
                 self._change(kind, reader)
             else:
                 self._pending.append(value)
+        elif kind == PARTITION_RECORD:
+            self.knows_partitions = False
 
     def _change(self, kind: int, reader: ValueReader) -> None:
         if kind in SECURITY_RECORDS:
@@ -181,7 +184,8 @@ def read_kafka_metadata(env: Env, directory: str) -> MetadataImage | None:
             _apply(image, record)
     image.end_offset = next_offset
     producer_snapshots = classify(names).snapshots
-    image.is_complete = bool(producer_snapshots) and next_offset >= producer_snapshots[-1]
+    is_whole = bool(producer_snapshots) and next_offset >= producer_snapshots[-1]
+    image.is_complete = is_whole and image.knows_partitions
     return image
 
 

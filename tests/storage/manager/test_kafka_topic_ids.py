@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.directory.kafka_metadata import FOLDER
+from storage.directory.kafka_metadata import FOLDER, PARTITION_RECORD_VERSION_MAX
 from storage.env import write_file
 from storage.format import filenames
 from storage.manager.log_manager import LogManager
@@ -236,3 +236,29 @@ def test_a_topic_that_was_deleted_after_the_first_start_does_not_come_back_offli
     manager, report = opened(env, ONE)
     assert sorted(manager.metadata.topics) == ["new", "re"]
     assert report.offline == {}
+
+
+def test_no_folder_is_stray_if_a_later_kafka_has_written_the_partitions(env: MemoryEnv) -> None:
+    """In a version that is unknown: the image has none of them."""
+    for index in range(2):
+        kafka_folder(env, f"re-{index}", NEW)
+    later = [bytearray(partition(index, NEW)) for index in range(2)]
+    for record in later:
+        record[2] = PARTITION_RECORD_VERSION_MAX + 1
+    env.mkdir(TWO)
+    put_metadata(env, topic("re", NEW), *map(bytes, later), disk=ONE)
+    manager, _ = opened(env, ONE)
+    assert ends(manager).keys() == {"re-0", "re-1"}
+    assert strays(env) == []
+
+
+def test_a_stray_folder_is_served_under_another_name_without_its_topic_id(env: MemoryEnv) -> None:
+    """As the guide says."""
+    put_stale_folders(env)
+    put_metadata(env, *topic_of_kafka("re", NEW, 3))
+    opened(env, ONE, TWO)[0].close()
+    (stray,) = [name for name in env.listdir(ONE) if name.startswith("gone-0.")]
+    env.rename(f"{ONE}/{stray}", f"{ONE}/wanted-0")
+    env.unlink(f"{ONE}/wanted-0/{filenames.PARTITION_METADATA}")
+    manager, _ = opened(env, ONE, TWO)
+    assert ends(manager)["wanted-0"] == 9
