@@ -57,7 +57,7 @@ from broker.security import audit
 from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
-from broker.security.tls import load_server_tls
+from broker.security.tls import check_renewal, load_server_tls
 from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import ClockWatch
 from broker.topics.effective_settings import EffectiveSettings
@@ -624,6 +624,7 @@ class Broker:
 
     async def _reload(self, settings: Settings, secrets: Secrets) -> str | None:
         """Use the settings and secrets; return why a topic of the file was not created."""
+        check_renewal(self.listener.tls, secrets.tls, self._env.wall_ms() / 1000)
         await self.metadata_service.reload(settings)
         self.settings = self._services.settings = settings
         self.listener.tls = secrets.tls

@@ -5,7 +5,9 @@ import of `cryptography`.
 """
 
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from config.security.certificates import (
@@ -26,6 +28,7 @@ _CLIENT_AUTH: Final = {
 # The only group of the key exchange. OpenSSL's defaults contain finite-field groups, with which one
 # ClientHello costs 0.2 s. RFC 8446 requires every client to know this one (docs/decisions/0032).
 KEY_EXCHANGE_GROUP: Final = "prime256v1"
+FLIGHTS_MAX: Final = 10  # of a handshake; TLS 1.2 needs two of each side
 
 
 class TlsError(Exception):
@@ -40,11 +43,32 @@ class ServerTls:
     # Asks clients for no certificate: of HTTP and, as in Kafka, of SASL_SSL listeners.
     password_context: ssl.SSLContext
     chain: str  # as PEM
-    expires_at: float  # seconds since 1970; that of the first certificate of the chain
+    # Of the first certificate of the chain, in seconds since 1970.
+    begins_at: float
+    expires_at: float
+
+    def is_valid_at(self, seconds: float) -> bool:
+        """Return whether clients accept the certificate at this time."""
+        return self.begins_at <= seconds <= self.expires_at
+
+
+def check_renewal(present: ServerTls | None, new: ServerTls | None, now_seconds: float) -> None:
+    """Refuse a certificate that is not valid now in place of one that is. Raises TlsError."""
+    if present is None or new is None or not present.is_valid_at(now_seconds):
+        return
+    if not new.is_valid_at(now_seconds):
+        first, last = (
+            datetime.fromtimestamp(seconds, UTC).isoformat()
+            for seconds in (new.begins_at, new.expires_at)
+        )
+        raise TlsError(f"the new certificate is valid from {first} to {last} only")
 
 
 def load_server_tls(settings: TlsSettings) -> ServerTls | None:
-    """Read the certificates; return None if none is configured. Raises TlsError."""
+    """Read the certificates; return None if none is configured. Raises TlsError.
+
+    A client of ours must be able to connect with them: OpenSSL accepts chains of 100 KB.
+    """
     path = settings.certificate_file
     if path is None:
         return None
@@ -53,10 +77,13 @@ def load_server_tls(settings: TlsSettings) -> ServerTls | None:
     try:
         certificates = _read_certificates(path, settings)
         certificate = x509.load_pem_x509_certificate(certificates.chain.encode())
+        password_context = _make_context(settings, certificates, "none")
+        _shake_hands(password_context)
         return ServerTls(
             context=_make_context(settings, certificates, settings.client_auth),
-            password_context=_make_context(settings, certificates, "none"),
+            password_context=password_context,
             chain=certificates.chain,
+            begins_at=certificate.not_valid_before_utc.timestamp(),
             expires_at=certificate.not_valid_after_utc.timestamp(),
         )
     except SecretError as error:
@@ -77,6 +104,24 @@ def _read_certificates(path: str, settings: TlsSettings) -> Certificates:
     if not (certificates.chain and certificates.key):
         raise ValueError("expected a certificate and its key")
     return certificates
+
+
+def _shake_hands(context: ssl.SSLContext) -> None:
+    """Connect to the context in memory, without a look at its certificate. Raises ssl.SSLError."""
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_mode = ssl.CERT_NONE
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [client, server]
+    for _ in range(FLIGHTS_MAX):
+        for end in tuple(waiting):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                waiting.remove(end)
+    if waiting:
+        raise ssl.SSLError("a handshake with this certificate does not end")
 
 
 def _make_context(

@@ -5,13 +5,15 @@ import gc
 import random
 import ssl
 import struct
+import time
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from cryptography.hazmat.primitives.serialization import Encoding
 from structlog.testing import capture_logs
 
 from broker.app import Broker
@@ -285,6 +287,31 @@ async def test_a_reload_uses_the_new_certificate_for_new_connections(
         assert (await ask(before, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())).api_keys
         for _, writer in (before, after):
             writer.close()
+
+
+@pytest.mark.parametrize(("days", "is_kept"), [(-1, True), (3, False)])
+async def test_a_reload_keeps_a_valid_certificate_in_place_of_an_expired_one(
+    authority: Authority, days: int, is_kept: bool
+) -> None:
+    settings = TlsSettings.model_validate(tls_settings(authority))
+    env = MemoryEnv(seed=1)
+    env.jump_wall_ms(int(time.time() * 1000) - env.wall_ms())
+    async with broker_in_memory(env, listeners=["SSL://127.0.0.1:0"], tls=settings) as broker:
+        present = broker.listener.tls
+        authority.write("server.pem", authority.leaf("renewed", days=days).pem())
+        renewed = load_server_tls(settings)
+        with pytest.raises(TlsError, match="is valid from") if is_kept else nullcontext():
+            await broker._reload(broker.settings, Secrets(None, renewed))
+        assert broker.listener.tls is (present if is_kept else renewed)
+
+
+def test_a_chain_that_no_client_accepts_is_refused(authority: Authority) -> None:
+    settings = TlsSettings.model_validate(tls_settings(authority))
+    leaf = authority.leaf("broker")
+    other = authority.leaf("other").certificate.public_bytes(Encoding.PEM)
+    authority.write("server.pem", leaf.pem() + other * 400)
+    with pytest.raises(TlsError, match=r"(?i)excessive.message.size"):
+        load_server_tls(settings)
 
 
 async def test_a_broken_certificate_at_a_reload_keeps_the_old_one(authority: Authority) -> None:
