@@ -69,10 +69,11 @@ def place_partitions(
     *,
     kafka_topics: Mapping[str, KafkaTopic] = MappingProxyType({}),
     is_new: bool = False,
+    all_online: bool = True,
 ) -> Placement:
     """Return the placement. `online`: directory id -> path. `new_topic_ids`: one per folder, for
     topics taken over without an id. `kafka_topics`: those in Kafka's metadata. `is_new`: it is the
-    first start."""
+    first start. `all_online`: no data directory is offline."""
     placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
@@ -97,7 +98,7 @@ def place_partitions(
             # The partition itself is added below.
             entry = TopicEntry(topic_id, {}, {}, TAKEN_OVER, now_ms)
             placement.metadata = placement.metadata.with_topic(name, entry)
-        _settle(placement, partition, folders, entry, online)
+        _settle(placement, partition, folders, entry, online, all_online=all_online)
     if is_new:
         _add_topics(placement, kafka_topics, online, now_ms)
     _add_missing(placement, metadata, kafka_topics, online)
@@ -167,6 +168,8 @@ def _settle(  # noqa: C901, PLR0912
     folders: list[FoundFolder],
     entry: TopicEntry,
     online: Mapping[str, str],
+    *,
+    all_online: bool,
 ) -> None:
     local = []
     for folder in folders:
@@ -199,6 +202,13 @@ def _settle(  # noqa: C901, PLR0912
     if chosen is None and not is_unknown and directory_id not in online:
         for folder in local:
             placement.refused.append((folder, "its own data directory is offline"))
+        return
+    if partition.partition in entry.partitions and is_unknown and not all_online:
+        placement.offline[partition] = (
+            "two data directories had a folder of it with records; start with all of them online,"
+            " or move the older one away"
+        )
+        placement.refused += [(folder, "another directory may have it too") for folder in local]
         return
     if chosen is None and is_unknown and entry.created_by != TAKEN_OVER:
         empty = [folder for folder in local if not folder.has_records]

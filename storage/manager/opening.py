@@ -196,6 +196,7 @@ class LogOpener:
             self._env.wall_ms(),
             kafka_topics=image.topics(),
             is_new=is_new,
+            all_online=all(directory.is_online for directory in self._table.directories),
         )
         self._scanned, self._placement = scanned, placement
         self._leave_offline(placement.offline)

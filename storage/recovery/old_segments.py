@@ -39,6 +39,7 @@ from storage.format.old_messages import (
 )
 from storage.segments.batch_scan import read_batch, verify
 
+MESSAGE_BYTES_MAX: Final = 100 << 20  # of one message; Kafka's default is 1 MB
 RUN_ID: Final = "convert"  # in the name of the new file; a start removes one that a crash left
 BLOCK_BYTES: Final = 1 << 20  # of one read
 BATCH_BYTES: Final = 64 << 10  # of the messages without a codec that one batch takes
@@ -67,9 +68,11 @@ def convert_old_segments(
         path = _path(directory, base_offset)
         source = env.open(path)
         try:
-            notes.append(f"{path}: {_convert(env, directory, base_offset, source, go_on)}")
+            done = _convert(env, directory, base_offset, source, go_on)
         finally:
             source.close()
+        if done is not None:
+            notes.append(f"{path}: {done}")
     return notes
 
 
@@ -79,7 +82,8 @@ def _path(directory: str, base_offset: int) -> str:
 
 def _convert(
     env: Env, directory: str, base_offset: int, source: File, go_on: Callable[[], None]
-) -> str:
+) -> str | None:
+    """Return what was done; None if the first message cannot be read."""
     name = filenames.cleaned_name(base_offset, filenames.LOG, RUN_ID)
     path = f"{directory}/{name}"
     modified_ms = env.mtime_ms(source.path)
@@ -93,7 +97,7 @@ def _convert(
             target.close()
         if not conversion.records:
             remove_if_there(env, path)
-            return done
+            return None
         env.set_mtime_ms(path, modified_ms)
     except OSError as error:
         remove_if_there(env, path)
@@ -128,8 +132,10 @@ class _Conversion:
             head = self._read(position, OLD_HEAD_BYTES)
             try:
                 if is_old(head):
+                    if old_size(head) > min(MESSAGE_BYTES_MAX, self._size_bytes - position):
+                        raise CorruptBatchError("the message is cut short")
                     message = self._read(position, old_size(head))
-                    self._add(_records_of(message, old_size(head)), len(message))
+                    self._add(_records_of(message), len(message))
                     position += len(message)
                 else:
                     self._end_batch()
@@ -185,10 +191,8 @@ class _Conversion:
         self._written_bytes += len(data)
 
 
-def _records_of(message: memoryview, size_bytes: int) -> OldMessages:
+def _records_of(message: memoryview) -> OldMessages:
     """Return the records of a message. Raises CorruptBatchError, DecompressionLimitError."""
-    if len(message) < size_bytes:
-        raise CorruptBatchError("the message is cut short")
     messages = read_old_messages(message, UNPACKED_BYTES_MAX)
     offsets = [record.offset for record in messages.records]
     is_ascending = all(first < second for first, second in pairwise(offsets))

@@ -1,5 +1,7 @@
 """Which topics Kafka has, and which of them a folder belongs to, as its metadata says."""
 
+import errno
+
 import pytest
 
 from storage.directory.kafka_metadata import FOLDER, PARTITION_RECORD_VERSION_MAX
@@ -262,3 +264,20 @@ def test_a_stray_folder_is_served_under_another_name_without_its_topic_id(env: M
     env.unlink(f"{ONE}/wanted-0/{filenames.PARTITION_METADATA}")
     manager, _ = opened(env, ONE, TWO)
     assert ends(manager)["wanted-0"] == 9
+
+
+def test_a_partition_that_two_directories_claim_waits_for_both(env: MemoryEnv) -> None:
+    """One that has failed again may have the newer folder."""
+    kafka_folder(env, "re-0", NEW, 5)
+    kafka_folder(env, "re-0", NEW, 3, disk=TWO)
+    manager, _ = opened(env)
+    assert ends(manager) == {}
+    manager.close()
+    fault = env.fail_on(lambda _op, path: path.startswith(ONE), errno.EIO)
+    manager, _ = opened(env)
+    assert ends(manager) == {}
+    manager.close()
+    fault.remove()
+    env.rename(f"{TWO}/re-0", f"{TWO}/old")
+    manager, _ = opened(env)
+    assert ends(manager) == {"re-0": 5}

@@ -1,6 +1,7 @@
 """Segments with messages of formats 0 and 1, in a folder that is taken over from Kafka."""
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from storage.format.filenames import INDEX, LOG, TIME_INDEX, file_name
 from storage.format.index import IndexLimits
 from storage.recovery import old_segments
 from storage.recovery.load_log import LoadedLog, load_log
+from storage.recovery.old_segments import convert_old_segments
 from tests.support.storage.logs import FOLDER, NOW_MS, headers_of, open_log, read_records
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.storage.old_messages import old_messages
@@ -158,9 +160,29 @@ def test_a_segment_whose_first_message_is_damaged_is_not_replaced(env: MemoryEnv
     first[-1] ^= 1
     kafka_folder(env, first, old_messages(records_from(1, 3), 1))
     before = env.read_file(PATH)
-    load(env)
+    assert not [note for note in load(env).notes if "converted" in note]
     assert env.read_file(PATH) == before
     assert not [name for name in env.listdir(FOLDER) if "convert" in name]
+
+
+def test_a_message_whose_size_is_damaged_is_not_read(env: MemoryEnv) -> None:
+    """A flipped bit could make it two gigabytes long."""
+    second = bytearray(old_messages(records_from(1, 1), 1))
+    second[8] ^= 0x40
+    kafka_folder(env, old_messages(records_from(0, 1), 1), second, bytes(3 << 20))
+    reads: list[int] = []
+    source = env.open(PATH)
+    pread: Any = type(source).pread
+
+    def counted(file: Any, size_bytes: int, position: int) -> bytes:
+        reads.append(size_bytes)
+        data: bytes = pread(file, size_bytes, position)
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(source), "pread", counted)
+        convert_old_segments(env, FOLDER, [0], lambda: None, is_first=True)
+    assert max(reads) <= 1 << 20
 
 
 def test_a_message_that_unpacks_to_more_than_any_batch_stays_as_it_is(
