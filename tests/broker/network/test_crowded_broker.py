@@ -37,8 +37,8 @@ from tests.support.protocol.largest_requests import Names, largest_bodies
 from tests.support.storage.memory_env import MemoryEnv
 
 ALL: Final = "VARVE_ALL_BUDGETS" in os.environ
-CROWD: Final = 5_000 if ALL else 1_000  # topics, groups, permissions, ...
-MEMBERS: Final = CROWD // 2  # of a group
+CROWD: Final = 3_000 if ALL else 1_000  # topics, groups, permissions, ...
+MEMBERS: Final = 500  # of a group; each one that joins assigns all partitions again
 SUBSCRIBED: Final = 6 * CROWD  # topics of one member; most do not exist
 GROUPS: Final = ("classic", "modern", "large classic", "large modern", "g0")
 OF_GROUPS: Final = re.compile("GROUP|OFFSET_(COMMIT|FETCH|DELETE)|HEARTBEAT")
