@@ -230,7 +230,7 @@ class CleanerPool:
             first_dirty_offset=first_dirty_offset,
             reason=(
                 "the cleaner state has a lower offset: another broker has cleaned the log, or the "
-                "checkpoint file is damaged"
+                "checkpoint file or varve.cleaner is damaged or missing"
             ),
         )
         self.scanner.save_checkpoint(facts.partition, facts.generation, first_dirty_offset)
