@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from broker.event_loop.loop_turns import run_in_turns
+from broker.event_loop.loop_turns import run_in_turns, yield_to_loop
 from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.clock import Clock
 from broker.groups.consumer.classic_members import downgraded_sliced, upgraded_sliced
@@ -118,6 +118,7 @@ class GroupFactory:
             raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
         before = classic.group
         group = await run_in_turns(upgraded_sliced(before, self._topics, may_describe))
+        await yield_to_loop()  # the next step goes on with the heartbeat
         is_served = self._served.get(group_id) is classic and not classic.is_dead
         if not is_served or not classic.group.has_assignments_of(before):
             return
