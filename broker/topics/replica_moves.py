@@ -172,7 +172,7 @@ class ReplicaMoves:
             with suppress(NoRoomError):  # the active segment is then copied batch by batch
                 partition.roll(self._env.wall_ms())
             await self._writer.run(None, self._finish_earlier, partition)
-            await self._writer.run(None, self._save, self._writer.metadata)  # is there room?
+            await self._writer.run(None, self._check_room)
             check = partial(self._manager.check_free, partition.partition, target)
             await self._threads.run(target.path, check)
             self._check_served(partition)
@@ -206,6 +206,10 @@ class ReplicaMoves:
             ):
                 remove = partial(self._manager.remove_old_replica, log, source)
                 await self._threads.run(source.path, remove)
+
+    async def _check_room(self) -> None:
+        """Save the metadata as it is now: a change that ran before this one may have changed it."""
+        await self._save(self._writer.metadata)
 
     async def _save(self, metadata: ClusterMetadata) -> None:
         """Save the metadata; for lack of room, raise an error that names the remedy."""

@@ -308,6 +308,27 @@ async def test_acknowledged_records_stay_visible(env: MemoryEnv, flushes: bool) 
         assert partition.log.high_watermark == partition.log.log_end_offset
 
 
+async def test_a_move_does_not_undo_the_change_of_metadata_that_runs_before_it(
+    env: MemoryEnv, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(broker)
+    deletions: list[asyncio.Future[Any]] = []
+    finish_earlier = broker.moves._finish_earlier
+
+    async def delete_meanwhile(partition: Partition) -> None:
+        if not deletions:
+            deletions.append(asyncio.ensure_future(broker.metadata_service.delete(NAME.topic)))
+        for _ in range(10):  # the deletion waits for its turn to change the metadata
+            await asyncio.sleep(0)
+        await finish_earlier(partition)
+
+    monkeypatch.setattr(broker.moves, "_finish_earlier", delete_meanwhile)
+    broker.moves.request(served(broker), other(broker))
+    await moved(broker)
+    await asyncio.gather(*deletions)
+    assert NAME.topic not in broker.manager.metadata.topics
+
+
 async def test_a_topic_that_is_deleted_during_the_move_leaves_no_files(
     env: MemoryEnv, broker: Broker
 ) -> None:
