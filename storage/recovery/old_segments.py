@@ -147,11 +147,9 @@ class _Conversion:
                 reason = f"; from byte {position} on, nothing was converted: {error}"
                 break
         self._end_batch()
-        # After a failure at the first message the new file is not used.
-        for at in range(
-            position if self.records else self._size_bytes, self._size_bytes, BLOCK_BYTES
-        ):
-            self._write(self._source.pread(min(BLOCK_BYTES, self._size_bytes - at), at))
+        if self.records:  # else the new file is not used
+            for at in range(position, self._size_bytes, BLOCK_BYTES):
+                self._write(self._source.pread(min(BLOCK_BYTES, self._size_bytes - at), at))
         return f"{self.records} records converted from an old message format{reason}"
 
     def _read(self, position: int, size_bytes: int) -> memoryview:

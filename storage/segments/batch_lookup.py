@@ -48,7 +48,10 @@ class BatchLookup:
         self._damages = damages
 
     def position_of(self, offset: int) -> int:
-        """Return the position of the first batch that ends after `offset`, else `end`."""
+        """Return the position of the first batch whose last offset is `offset` or above.
+
+        Return `end` if there is none.
+        """
         relative, indexed = self._indexes.offsets.lookup(offset - self._indexes.base_offset)
         # An index may have entries in damaged ranges: begin before the range.
         last_end = min(

@@ -24,10 +24,11 @@ DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
 
 
 def locate(segment: Segment, offset: int, *, in_place: bool = True) -> int:
-    """Return the position of the first batch ending at or after `offset`, else `size_bytes`.
+    """Return the position of the first batch whose last offset is `offset` or above.
 
-    Raises DamagedSegmentError if that batch is in a damaged range. Without `in_place`, raises
-    IndexNotReadyError instead of reading from disk, loading or rebuilding an index.
+    Return `size_bytes` if there is none. Raises DamagedSegmentError if that batch is in a damaged
+    range. Without `in_place`, raises IndexNotReadyError instead of reading from disk, loading or
+    rebuilding an index.
     """
     position = segment.position_hints.get(offset)
     if position is None:
@@ -39,7 +40,7 @@ def locate(segment: Segment, offset: int, *, in_place: bool = True) -> int:
 
 
 def add_hint(segment: Segment, offset: int, position: int) -> None:
-    """Keep the position of the first batch that ends at or after `offset`."""
+    """Keep the position of the first batch whose last offset is `offset` or above."""
     hints = segment.position_hints
     if len(hints) >= HINTS_MAX:
         hints.clear()
