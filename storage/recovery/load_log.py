@@ -183,6 +183,7 @@ def load_log(
     converted: list[str] = []
     if is_of_kafka:
         converted = convert_old_segments(env, directory, files.logs, go_on, is_first=is_taken_over)
+    if converted:
         files = filenames.classify(env.listdir(directory))
     is_point_lost = recovery_point is None
     if recovery_point is None:
