@@ -26,23 +26,8 @@ import structlog
 
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns, run_in_turns
-from broker.groups.classic.model import (
-    CommitRequested,
-    Group,
-    HeartbeatReceived,
-    JoinAnswer,
-    JoinRequested,
-    LeaveAnswer,
-    LeaveRequested,
-    SyncAnswer,
-    SyncRequested,
-)
-from broker.groups.classic.subscription import (
-    CONSUMER_PROTOCOL_TYPE,
-    InvalidMetadataError,
-    Subscription,
-    decode_subscription_sliced,
-)
+from broker.groups.classic.model import CommitRequested, Group
+from broker.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
 from broker.groups.clock import Clock
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
@@ -50,7 +35,6 @@ from broker.groups.consumer.model import (
     Assignment,
     ConsumerGroup,
     ConsumerMember,
-    GroupState,
     Heartbeat,
     HeartbeatAnswer,
     MembershipError,
@@ -155,7 +139,7 @@ class LiveConsumerGroup:
         self.group = group
         self.offsets = offsets
         self.is_dead = False
-        self._context = context
+        self.context = context
         self._written = ConsumerGroup(group.group_id) if replaced else group  # by the last append
         # Keys of records that the log may lack, and of the appends under way.
         self._unwritten: dict[bytes, None] = dict.fromkeys(key for key, _ in replaced)
@@ -182,7 +166,7 @@ class LiveConsumerGroup:
     def note_size(self) -> None:
         """Report how large the members' metadata is."""
         if not self.is_dead:
-            self._context.resized(self.group.group_id, self.group.memory_bytes)
+            self.context.resized(self.group.group_id, self.group.memory_bytes)
 
     def start_sessions(self) -> None:
         """Give every member one session timeout to send a heartbeat, after the group was loaded."""
@@ -314,33 +298,23 @@ class LiveConsumerGroup:
     async def _heartbeat(
         self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex], client: Hashable | None
     ) -> HeartbeatAnswer:
-        max_size, turns = self._context.rules.max_size, Turns()
-        updated, group = await self._update(
+        max_size, turns = self.context.rules.max_size, Turns()
+        updated, group = await self.update(
             lambda group: state.update_member(group, request, regexes, max_size), turns
         )
         owned_before = updated.member.assigned.keys()
-        self._change(group)
-        self._start_session(request.member_id)  # the client may leave in any of the next turns
         self._resolved_ms = {
             expression: regexes[expression].resolved_ms
-            for expression in self.group.regexes
+            for expression in group.regexes
             if expression in regexes
         }
         self._joins.stop((request.member_id,))  # of a member that was a classic one
         self._syncs.stop((request.member_id,))
-        await turns.take()
-        await self._assign(client)
-        await turns.take()
-        member = self.group.members.get(request.member_id)
-        if member is None or self.is_dead:  # it left while the targets were computed
+        next_step = await self.take_step(group, request.member_id, request.owned, client, turns)
+        if next_step is None:
             return HeartbeatAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
-        next_step = reconciled(self.group, member, request.owned)
-        if next_step is not member:
-            self._change(self.group.with_member(next_step))
-        self._start_session(request.member_id)
-        self._watch_revocation(next_step)
         await turns.take()
-        error = await self._flush()
+        error = await self.flush()
         if error is not ErrorCode.NONE:
             return HeartbeatAnswer(error)
         assigned = next_step.assigned.keys()
@@ -358,14 +332,16 @@ class LiveConsumerGroup:
         after = state.after_leave(self.group, request)
         removed = self.group.members.keys() - after.members.keys()
         if removed:
-            error = await self._remove(removed)
+            error = await self.remove(removed)
         else:  # a static member that will return
             self._change(after)
             self._watch_revocation(after.members[request.member_id])
-            error = await self._flush()
+            error = await self.flush()
         return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
 
-    async def _remove(self, member_ids: Collection[str]) -> ErrorCode:
+    # Changes that members of both protocols make --------------------------------------------------
+
+    async def remove(self, member_ids: Collection[str]) -> ErrorCode:
         """Remove members, even if the client that waits for it disconnects meanwhile."""
         return await asyncio.shield(self._run_soon(self._remove_in_turns(member_ids)))
 
@@ -376,19 +352,19 @@ class LiveConsumerGroup:
             if self.is_dead or not present:
                 break
             remaining = self.group.without_members(present)
-            if not self._may_downgrade(remaining):
+            if not self.may_downgrade(remaining):
                 self._forget_deadlines(present)
                 self._change(state.without_members(remaining, ()))
                 break
-            append = await self._begin_downgrade(remaining, attempt, is_changed=True)
+            append = await self.begin_downgrade(remaining, attempt, is_changed=True)
             if append is not None:
                 return await asyncio.shield(append)
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE if self.is_dead else await self._flush()
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if self.is_dead else await self.flush()
 
     def _present(self, member_ids: Collection[str]) -> list[str]:
         return [member_id for member_id in member_ids if member_id in self.group.members]
 
-    async def _begin_downgrade(
+    async def begin_downgrade(
         self, group: ConsumerGroup, attempt: int, *, is_changed: bool
     ) -> "asyncio.Future[ErrorCode] | None":
         """Encode a value of this group as a classic group, and begin to replace this one by it.
@@ -396,189 +372,19 @@ class LiveConsumerGroup:
         Return None if this group changed meanwhile. After some attempts, it is encoded in one turn.
         """
         before, written = self.group, self._written
-        slices = self._context.prepare_downgrade(self, group)
+        slices = self.context.prepare_downgrade(self, group)
         may_pause = attempt <= DOWNGRADE_ATTEMPTS
         prepared = await run_in_turns(slices) if may_pause else run_at_once(slices)
         # Of another value, records may be in the log that `prepared` does not delete.
         if self.is_dead or self.group is not before or self._written is not written:
             return None
-        return self._context.downgrade(self, prepared, is_changed)
+        return self.context.downgrade(self, prepared, is_changed)
 
-    def _may_downgrade(self, group: ConsumerGroup) -> bool:
-        return self._context.rules.allows_downgrade and classic_members.uses_classic_only(group)
+    def may_downgrade(self, group: ConsumerGroup) -> bool:
+        """Return whether the group becomes a classic one if this is its next value."""
+        return self.context.rules.allows_downgrade and classic_members.uses_classic_only(group)
 
-    # Members that use the classic protocol --------------------------------------------------------
-
-    async def join(
-        self,
-        request: JoinRequested,
-        may_describe: Callable[[str], bool],
-        client: Hashable | None = None,
-    ) -> JoinAnswer:
-        """Return the answer to JoinGroup when the changes that it reports are in the log.
-
-        `may_describe` says which topics the client may describe: it can subscribe to no others.
-        `client` is the principal that sent the request.
-        """
-        error = self._join_error(request)
-        if error is not ErrorCode.NONE:
-            return JoinAnswer(error, request.member_id)
-        if not request.member_id and request.instance_id is None and request.id_required:
-            return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, request.new_member_id)
-        try:
-            subscription = await run_in_turns(decode_subscription_sliced(request.protocols[0][1]))
-            async for topic in Turns().over(subscription.topics):
-                if not may_describe(topic):
-                    return JoinAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED, request.member_id)
-            owned = await run_in_turns(
-                classic_members.owned_partitions_sliced(subscription, self._context.topics)
-            )
-            error = self._join_error(request)  # other tasks may have run
-            if error is not ErrorCode.NONE:
-                return JoinAnswer(error, request.member_id)
-            return await self._join(request, subscription, owned, client)
-        except InvalidMetadataError:
-            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
-        except MembershipError as refused:
-            return JoinAnswer(refused.code, request.member_id)
-
-    def _join_error(self, request: JoinRequested) -> ErrorCode:
-        error = classic_members.join_error(
-            self.group,
-            request,
-            self._context.rules.max_size,
-            self._context.max_record_bytes(self.group.group_id),
-        )
-        if error is ErrorCode.NONE and self.is_dead:
-            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return error
-
-    async def _join(
-        self,
-        request: JoinRequested,
-        subscription: Subscription,
-        owned: Assignment,
-        client: Hashable | None,
-    ) -> JoinAnswer:
-        turns, attempt = Turns(), 0
-        while True:
-            attempt += 1
-            if self.is_dead:
-                return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
-            updated, next_group = await self._update(
-                lambda group: classic_members.update_member(group, request, subscription), turns
-            )
-            member_id, is_changed = updated.member.member_id, updated.is_changed
-            is_last = not classic_members.uses_classic_only(self.group)
-            is_static = request.instance_id is not None
-            if not (is_last and is_static and self._may_downgrade(updated.group)):
-                break
-            # It takes the place of the static member that was the last to use the other protocol.
-            member = updated.member
-            if not is_changed:
-                member = reconciled(updated.group, member, owned)
-            group = updated.group.with_member(member)
-            # A member that gets its target must not get what another has not revoked.
-            is_changed = is_changed or group.state is not GroupState.STABLE
-            append = await self._begin_downgrade(group, attempt, is_changed=is_changed)
-            if append is not None:
-                error = await asyncio.shield(append)
-                is_done = error is ErrorCode.NONE
-                return self._joined(member) if is_done else JoinAnswer(error, member_id)
-        self._change(next_group)
-        self._start_session(member_id)  # the client may leave in any of the next turns
-        await turns.take()
-        await self._assign(client)
-        await turns.take()
-        current = self.group.members.get(member_id)
-        if current is None or self.is_dead:  # it left while the targets were computed
-            return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, member_id)
-        next_step = reconciled(self.group, current, owned)
-        if next_step is not current:
-            self._change(self.group.with_member(next_step))
-        self._start_session(member_id)
-        self._watch_revocation(next_step)
-        self._joins.stop((member_id,))
-        self._syncs.stop((member_id,))
-        self._syncs.start({member_id: next_step.rebalance_timeout_ms})
-        await turns.take()
-        error = await self._flush()
-        return self._joined(next_step) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
-
-    @staticmethod
-    def _joined(member: ConsumerMember) -> JoinAnswer:
-        name = classic_members.protocol_name(member)
-        return JoinAnswer(
-            ErrorCode.NONE, member.member_id, member.epoch, CONSUMER_PROTOCOL_TYPE, name
-        )
-
-    async def sync(self, request: SyncRequested) -> SyncAnswer:
-        """Return the answer to SyncGroup: the present assignment, which is in the log."""
-        names = await self._topic_names()
-        if self.is_dead:
-            return SyncAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        try:
-            member = classic_members.find_member(
-                self.group, request.member_id, request.instance_id, request.generation
-            )
-        except MembershipError as refused:
-            return SyncAnswer(refused.code)
-        error = classic_members.sync_error(self.group, member, request)
-        if error is ErrorCode.REBALANCE_IN_PROGRESS:
-            self._await_join(member)
-        if error is not ErrorCode.NONE:
-            return SyncAnswer(error)
-        assignment = classic_members.current_assignment(member, names)
-        self._syncs.stop((member.member_id,))
-        self._start_session(member.member_id)
-        error = await self._flush()
-        if error is not ErrorCode.NONE:
-            return SyncAnswer(error)
-        name = classic_members.protocol_name(member)
-        return SyncAnswer(ErrorCode.NONE, CONSUMER_PROTOCOL_TYPE, name, assignment)
-
-    async def _topic_names(self) -> Mapping[bytes, str]:
-        """Return the names of the group's topics that exist, by id."""
-        names: dict[bytes, str] = {}
-        async for name in Turns().over(self.group.all_topics()):
-            topic = self._context.topics.topic(name)
-            if topic is not None:
-                names[topic.topic_id] = name
-        return names
-
-    def classic_heartbeat(self, request: HeartbeatReceived) -> ErrorCode:
-        """Return the answer to Heartbeat: REBALANCE_IN_PROGRESS if the member has to join again."""
-        if self.is_dead:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        try:
-            member = classic_members.find_member(
-                self.group, request.member_id, request.instance_id, request.generation
-            )
-        except MembershipError as refused:
-            return refused.code
-        self._start_session(member.member_id)
-        if not classic_members.must_rejoin(self.group, member):
-            return ErrorCode.NONE
-        self._await_join(member)
-        return ErrorCode.REBALANCE_IN_PROGRESS
-
-    async def classic_leave(self, request: LeaveRequested) -> LeaveAnswer:
-        """Return the answer to LeaveGroup, which may name members of both protocols."""
-        if self.is_dead:
-            return LeaveAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        rows: list[tuple[str, str | None, ErrorCode]] = []
-        leavers: set[str] = set()
-        for member_id, instance_id in request.members:
-            error = ErrorCode.NONE
-            try:
-                leavers.add(classic_members.find_leaver(self.group, member_id, instance_id))
-            except MembershipError as refused:
-                error = refused.code
-            rows.append((member_id, instance_id, error))
-        error = await self._remove(leavers) if leavers else ErrorCode.NONE
-        return LeaveAnswer(error, tuple(rows) if error is ErrorCode.NONE else ())
-
-    async def _update(
+    async def update(
         self, update: Callable[[ConsumerGroup], state.MemberUpdate], turns: Turns
     ) -> tuple[state.MemberUpdate, ConsumerGroup]:
         """Return an update of the present group, and its group with the epoch that it needs.
@@ -595,14 +401,14 @@ class LiveConsumerGroup:
         try:
             while True:
                 updated = update(self.group)
-                now_ms = self._context.clock.wall_ms()
+                now_ms = self.context.clock.wall_ms()
                 is_recent = abs(now_ms - self._topics_checked_ms) < self._check_interval_ms
                 if is_recent and not updated.is_changed:
                     return updated, updated.group
                 names = updated.group.all_topics()
                 if missing := names - looked_up:
                     async for name in turns.over(missing):
-                        topic = self._context.topics.topic(name)
+                        topic = self.context.topics.topic(name)
                         if topic is not None:
                             found[name] = topic
                     looked_up |= missing
@@ -639,7 +445,7 @@ class LiveConsumerGroup:
         self, updated: state.MemberUpdate, topics: Mapping[str, TopicMetadata]
     ) -> None:
         """Refuse a subscription with a record above max.message.bytes. Raises MembershipError."""
-        limit_bytes = self._context.max_record_bytes(self.group.group_id)
+        limit_bytes = self.context.max_record_bytes(self.group.group_id)
         size_bytes = largest_record_bytes(self.group, updated.group, updated.member, topics)
         if size_bytes > limit_bytes:
             raise MembershipError(
@@ -647,6 +453,34 @@ class LiveConsumerGroup:
                 f"the subscription may need a record of {size_bytes} bytes, more than"
                 f" {limit_bytes}, max.message.bytes of {OFFSETS_TOPIC}; subscribe to fewer topics",
             )
+
+    async def take_step(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        owned: Assignment | None,
+        client: Hashable | None,
+        turns: Turns,
+    ) -> ConsumerMember | None:
+        """Put an updated group in place, assign its partitions, and reconcile a member with them.
+
+        `owned` is what the member says that it owns. The changes are not in the log yet. Return
+        None if the member left meanwhile.
+        """
+        self._change(group)
+        self.start_session(member_id)  # the client may leave in any of the next turns
+        await turns.take()
+        await self._assign(client)
+        await turns.take()
+        member = self.group.members.get(member_id)
+        if member is None or self.is_dead:
+            return None
+        next_step = reconciled(self.group, member, owned)
+        if next_step is not member:
+            self._change(self.group.with_member(next_step))
+        self.start_session(member_id)
+        self._watch_revocation(next_step)
+        return next_step
 
     async def _assign(self, client: Hashable | None) -> None:
         """Compute target assignments until they are as new as the group.
@@ -662,10 +496,10 @@ class LiveConsumerGroup:
                 # A task of its own, because the first client may disconnect while others wait.
                 self._assigning = asyncio.create_task(self._assign_in_thread(client))
             await asyncio.shield(self._assigning)
-            await self._context.turns.wait(self.group.group_id, len(self.group.members))
+            await self.context.turns.wait(self.group.group_id, len(self.group.members))
 
     async def _assign_in_thread(self, client: Hashable | None) -> None:
-        async with self._context.large_assignments.slot(client):
+        async with self.context.large_assignments.slot(client):
             if self.is_dead:
                 return
             group, topics = self.group, self._topics
@@ -683,7 +517,7 @@ class LiveConsumerGroup:
         if after.members is not before.members:
             self.note_size()
         if after.epoch != before.epoch:
-            self._context.stats.rebalances += 1
+            self.context.stats.rebalances += 1
         if after.state is not before.state:
             limited_logger.info(
                 "group changed",
@@ -697,7 +531,7 @@ class LiveConsumerGroup:
 
     # Records ------------------------------------------------------------------------------------
 
-    async def _flush(self) -> ErrorCode:
+    async def flush(self) -> ErrorCode:
         """Append what has changed; return when this and all earlier appends have ended.
 
         COORDINATOR_NOT_AVAILABLE if an earlier one failed: this one contains only what came after.
@@ -720,7 +554,7 @@ class LiveConsumerGroup:
 
     def _flush_soon(self) -> None:
         """Append what has changed though no client waits for it."""
-        self._run_soon(self._flush())
+        self._run_soon(self.flush())
 
     def _run_soon(self, work: Coroutine[object, object, ErrorCode]) -> "asyncio.Task[ErrorCode]":
         """Run work that continues although no client waits for it."""
@@ -748,7 +582,7 @@ class LiveConsumerGroup:
             return
         keys = records.keys()
         self._appending.append(keys)
-        append = self._append = self._context.write(group.group_id, list(records.items()))
+        append = self._append = self.context.write(group.group_id, list(records.items()))
         append.add_done_callback(lambda future: self._note_appended(future, keys))
 
     def _note_appended(self, append: "asyncio.Future[ErrorCode]", keys: Collection[bytes]) -> None:
@@ -763,21 +597,31 @@ class LiveConsumerGroup:
     def keep_alive(self, member_id: str) -> None:
         """Restart the session of a member whose request waits for its turn."""
         if member_id in self._sessions:
-            self._start_session(member_id)
+            self.start_session(member_id)
 
-    def _start_session(self, member_id: str) -> None:
+    def start_session(self, member_id: str) -> None:
+        """Give a member its session timeout to send the next request."""
         timeout_ms = self._session_ms(self.group.members.get(member_id))
         self._sessions.start({member_id: timeout_ms})
 
     def _session_ms(self, member: ConsumerMember | None) -> int:
         if member is not None and member.classic is not None:
             return member.classic.session_timeout_ms
-        return self._context.rules.session_timeout_ms
+        return self.context.rules.session_timeout_ms
 
-    def _await_join(self, member: ConsumerMember) -> None:
+    def await_join(self, member: ConsumerMember) -> None:
         """Start the rebalance timeout of a classic member's join, unless it runs already."""
         if member.member_id not in self._joins:
             self._joins.start({member.member_id: member.rebalance_timeout_ms})
+
+    def await_sync(self, member: ConsumerMember) -> None:
+        """Start the rebalance timeout of the SyncGroup of a classic member that has joined."""
+        self._joins.stop((member.member_id,))
+        self._syncs.start({member.member_id: member.rebalance_timeout_ms})
+
+    def note_sync(self, member: ConsumerMember) -> None:
+        """Stop the rebalance timeout of a classic member that has sent SyncGroup."""
+        self._syncs.stop((member.member_id,))
 
     def _watch_revocation(self, member: ConsumerMember) -> None:
         """Give a member its rebalance timeout to revoke partitions that others wait for.
@@ -807,6 +651,6 @@ class LiveConsumerGroup:
         expired = self._present(member_ids)
         if not expired or self.is_dead:
             return
-        self._context.stats.members_expired += len(expired)
+        self.context.stats.members_expired += len(expired)
         log_expired(self.group.group_id, expired)
         self._run_soon(self._remove_in_turns(expired))

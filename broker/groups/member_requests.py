@@ -38,6 +38,7 @@ from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import are_names
 from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import LiveClassicGroup
+from broker.groups.live_classic_members import LiveClassicMembers
 from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.served_groups import AnyGroup, ServedGroups
 from broker.groups.settings import CoordinatorSettings
@@ -102,7 +103,7 @@ class MemberRequests:
                 return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
             if not live.is_empty:
                 self._metadata.own(group_id, creator)
-                return await live.join(request, viewer.may_describe, creator)
+                return await LiveClassicMembers(live).join(request, viewer.may_describe, creator)
             live = self._factory.replace_by_classic(live)
         if live is None:
             if request.member_id != NO_MEMBER_ID:
@@ -181,7 +182,7 @@ class MemberRequests:
         if live is None:
             return SyncAnswer(error)
         if isinstance(live, LiveConsumerGroup):
-            return await live.sync(request)
+            return await LiveClassicMembers(live).sync(request)
         size_bytes = sum(map(len, request.assignments.values()))
         if not self._metadata.admits(group_id, size_bytes):
             return SyncAnswer(ErrorCode.POLICY_VIOLATION)
@@ -196,7 +197,7 @@ class MemberRequests:
         if live is None:
             return error
         if isinstance(live, LiveConsumerGroup):
-            return live.classic_heartbeat(request)
+            return LiveClassicMembers(live).heartbeat(request)
         waiter = live.new_waiter()
         answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
         assert isinstance(answer, ErrorAnswer)
@@ -212,7 +213,7 @@ class MemberRequests:
         if live is None:
             return LeaveAnswer(error)
         if isinstance(live, LiveConsumerGroup):
-            return await live.classic_leave(request)
+            return await LiveClassicMembers(live).leave(request)
         waiter = live.new_waiter()
         answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
         assert isinstance(answer, LeaveAnswer)
