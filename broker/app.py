@@ -523,6 +523,7 @@ class Broker:
     async def stop(self) -> None:
         """Stop every part, close the logs, write the marker. No failed step ends the stop."""
         self.readiness.begin_stopping()
+        self.metadata_writer.begin_stopping()
         await self._give_up_hanging()
         budget = self.settings.shutdown_timeout_ms / 1000
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [

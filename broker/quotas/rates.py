@@ -56,9 +56,10 @@ class TokenBucket:
     A request is admitted as long as the bucket is not overdrawn; it may overdraw it itself.
     """
 
-    __slots__ = ("_filled_at", "_tokens")
+    __slots__ = ("_filled_at", "_tokens", "_window_seconds")
 
-    def __init__(self) -> None:
+    def __init__(self, window_seconds: float = SAMPLES * SAMPLE_SECONDS) -> None:
+        self._window_seconds = window_seconds
         self._tokens: float | None = None  # None: full
         self._filled_at = 0.0
 
@@ -66,7 +67,7 @@ class TokenBucket:
         """Take tokens at time `now`."""
         self._fill(limit, now)
         assert self._tokens is not None
-        self._tokens = min(limit * SAMPLES * SAMPLE_SECONDS, self._tokens - value)
+        self._tokens = min(limit * self._window_seconds, self._tokens - value)
 
     def throttle_seconds(self, limit: float, now: float) -> float:
         """Return the time until the bucket is not overdrawn any more; 0 if it is not."""
@@ -77,10 +78,10 @@ class TokenBucket:
     def is_idle(self, limit: float, now: float) -> bool:
         """Return whether the bucket is full."""
         self._fill(limit, now)
-        return self._tokens == limit * SAMPLES * SAMPLE_SECONDS
+        return self._tokens == limit * self._window_seconds
 
     def _fill(self, limit: float, now: float) -> None:
-        burst = limit * SAMPLES * SAMPLE_SECONDS
+        burst = limit * self._window_seconds
         if self._tokens is None:
             self._tokens = burst
         else:

@@ -67,8 +67,8 @@ def log_change(
 ) -> None:
     """Write an administrative change: the name of its API, its result (NONE or an error), details.
 
-    The lines of changes are not limited: each change costs the client a write to the disk, or needs
-    the permission to alter.
+    The lines of changes are not limited: the changes themselves are, or need the permission to
+    alter (broker/topics/change_pauses.py).
     """
     fields = {"principal": str(principal), "host": host, "change": change, **details}
     if result == "NONE":

@@ -4,7 +4,8 @@ Rules
 - A change runs to its end although the client that requested it disconnects: half a change would
   block all later ones. Each change is saved in every data directory before `run` returns.
 - Clients take turns: one change of each client waits for the writer, the client's others wait
-  behind it. So a client with thousands of changes delays another by one of them.
+  behind it. So a client with thousands of changes delays another by one of them. It also pauses
+  between them (change_pauses.py).
 - A data directory whose disk hangs keeps its old copy until it answers again: a start uses the
   newest. So each save asks the disks first, if there are several, and gives up those that hang
   during the save.
@@ -20,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from broker.event_loop.directory_threads import ALL, HANG_SECONDS, DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import run_to_end
+from broker.topics.change_pauses import ChangePauses
 from storage.directory.cluster_metadata import ClusterMetadata, RunEach
 from storage.directory.log_directory import LogDirectory
 from storage.manager.log_manager import LogManager
@@ -35,6 +37,7 @@ class _Turn:
         self._slots = slots
         self._client = client
         self._has_slot = False
+        self.write_seconds = 0.0  # of the change
 
     async def take(self) -> None:
         """Wait for the slot."""
@@ -69,6 +72,7 @@ class MetadataWriter:
         self._measured = measured
         self._probes: dict[str, asyncio.Future[None]] = {}  # the last one of each directory
         self._slots = FairSlots(1)
+        self._pauses = ChangePauses()
         self._turn: _Turn | None = None  # of the change that runs
         self._tasks: set[asyncio.Task[Any]] = set()  # changes that run or wait
 
@@ -91,12 +95,14 @@ class MetadataWriter:
 
         async def run_alone() -> _Result:
             turn = _Turn(self._slots, client)
-            await self._take(turn)
+            async with self._pauses.before_change(client):
+                await self._take(turn)
             try:
                 result: _Result = await self._measured(change(*args, **kwargs))
                 return result
             finally:
                 turn.end()
+                self._pauses.count(client, turn.write_seconds)
 
         task = asyncio.create_task(run_alone())
         self._tasks.add(task)
@@ -116,6 +122,8 @@ class MetadataWriter:
 
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
+        now, turn = asyncio.get_running_loop().time, self._turn
+        began = now()
         self.hanging = await self._find_hanging()
         save = partial(
             self._manager.save_metadata,
@@ -123,7 +131,11 @@ class MetadataWriter:
             without=self.hanging,
             wall_ms=self._trusted_wall_ms(),
         )
-        await self.run_by_directory(lambda run_each: save(run_each=run_each))
+        try:
+            await self.run_by_directory(lambda run_each: save(run_each=run_each))
+        finally:
+            if turn is not None:  # else the broker starts
+                turn.write_seconds += now() - began
 
     async def run_by_directory(self, change: Callable[[RunEach], _Result]) -> _Result:
         """Run `change` in a thread; it gets a function that runs a call for each data directory.
@@ -183,6 +195,10 @@ class MetadataWriter:
             await self.save(self.metadata)
 
         await self.run(None, save)
+
+    def begin_stopping(self) -> None:
+        """Let the changes that wait run without pauses."""
+        self._pauses.end()
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until no change is running, but no longer than `seconds`."""
