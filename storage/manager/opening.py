@@ -48,6 +48,7 @@ from storage.manager.open_report import NAMED_MAX, LogLines, OpenReport
 from storage.manager.partition_table import PartitionTable
 from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog, RecoveryCounts, load_log
+from storage.recovery.old_segments import OldSegments
 
 
 @dataclass(slots=True)
@@ -341,6 +342,10 @@ class LogOpener:
         if folder.topic_id is None:
             metadata_path = f"{path}/{filenames.PARTITION_METADATA}"
             write_file_atomically(self._env, metadata_path, encode_partition_metadata(topic_id))
+        old_segments = OldSegments.NONE
+        if entry.created_by == TAKEN_OVER:
+            is_first_start = partition in checkpoints.taken_over
+            old_segments = OldSegments.ANY if is_first_start else OldSegments.FIRST
         config = self._config_of(partition.topic)
         remaining_segments = self._progress.remaining_segments
         loaded = load_log(
@@ -350,8 +355,7 @@ class LogOpener:
             was_clean=log_directory.was_clean,
             recovery_point=checkpoints.recovery_point_of(partition),
             log_start_offset=checkpoints.log_starts.get(partition),
-            is_of_kafka=entry.created_by == TAKEN_OVER,
-            is_taken_over=partition in checkpoints.taken_over,
+            old_segments=old_segments,
             go_on=self._progress.go_on,
             segments_left=partial(remaining_segments.__setitem__, log_directory.path),
         )

@@ -44,7 +44,7 @@ from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLi
 from storage.format.leader_epochs import LeaderEpochs
 from storage.format.producer_state import ProducerStates
 from storage.format.txn_index import TxnIndexEntry
-from storage.recovery.old_segments import convert_old_segments
+from storage.recovery.old_segments import OldSegments, convert_old_segments
 from storage.recovery.segment_overlap import Tail, returns_below, why_not_copied
 from storage.segments.batch_scan import ScannedBatch, scan, skip_old_messages, verify
 from storage.segments.content_ids import restore_content_ids
@@ -157,8 +157,7 @@ def load_log(
     was_clean: bool,
     recovery_point: int | None,
     log_start_offset: int | None,
-    is_of_kafka: bool = False,
-    is_taken_over: bool = False,
+    old_segments: OldSegments = OldSegments.NONE,
     go_on: Callable[[], None] = lambda: None,
     segments_left: Callable[[int], None] = lambda _: None,
 ) -> LoadedLog:
@@ -173,16 +172,14 @@ def load_log(
     damaged range. `log_start_offset` comes from its checkpoint, None without one. It may be below
     the first segment, if compaction removed all records there.
 
-    `is_of_kafka`: Varve has taken the topic over, at this start if `is_taken_over`.
+    `old_segments`: where there may be messages of formats 0 and 1, which are converted.
 
     Raises OSError, UnfinishedSwapError and NewerFormatError of an interrupted swap, and
     OverlappingSegmentsError.
     """
     swap = recover_swap(env, directory, was_clean=was_clean)
     files = filenames.classify(env.listdir(directory))
-    converted: list[str] = []
-    if is_of_kafka:
-        converted = convert_old_segments(env, directory, files.logs, go_on, is_first=is_taken_over)
+    converted = convert_old_segments(env, directory, files.logs, go_on, expected=old_segments)
     if converted:
         files = filenames.classify(env.listdir(directory))
     is_point_lost = recovery_point is None

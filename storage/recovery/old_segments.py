@@ -16,6 +16,7 @@ Rules
 """
 
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from itertools import pairwise
 from typing import Final
 
@@ -46,20 +47,35 @@ BATCH_BYTES: Final = 64 << 10  # of the messages without a codec that one batch 
 NO_LEADER_EPOCH: Final = -1  # as Kafka writes it into batches that it converts
 
 
+class OldSegments(Enum):
+    """Which segments of a folder may begin with an old message."""
+
+    NONE = auto()  # Varve created the topic
+    FIRST = auto()  # those before the first segment of format v2: an earlier start took it over
+    ANY = auto()  # this start takes the folder over
+
+
 def convert_old_segments(
-    env: Env, directory: str, bases: Iterable[int], go_on: Callable[[], None], *, is_first: bool
+    env: Env,
+    directory: str,
+    bases: Iterable[int],
+    go_on: Callable[[], None],
+    *,
+    expected: OldSegments,
 ) -> list[str]:
     """Convert the segments that begin with an old message; return a line for each.
 
-    `bases` ascend. `is_first`: the folder is taken over now. Raises NoRoomError, OSError.
+    `bases` ascend. Raises NoRoomError, OSError.
     """
+    if expected is OldSegments.NONE:
+        return []
     old: list[int] = []
     for base_offset in bases:
         source = env.open(_path(directory, base_offset))
         try:
             if is_old(source.pread(OLD_HEAD_BYTES, 0)):
                 old.append(base_offset)
-            elif not is_first:
+            elif expected is OldSegments.FIRST:
                 break
         finally:
             source.close()

@@ -13,7 +13,7 @@ from storage.format.filenames import INDEX, LOG, TIME_INDEX, file_name
 from storage.format.index import IndexLimits
 from storage.recovery import old_segments
 from storage.recovery.load_log import LoadedLog, load_log
-from storage.recovery.old_segments import convert_old_segments
+from storage.recovery.old_segments import OldSegments, convert_old_segments
 from tests.support.storage.logs import FOLDER, NOW_MS, headers_of, open_log, read_records
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.storage.old_messages import old_messages
@@ -39,7 +39,7 @@ def kafka_folder(env: MemoryEnv, *parts: bytes | bytearray) -> None:
 
 
 def load(
-    env: MemoryEnv, *, was_clean: bool = True, is_of_kafka: bool = True, is_taken_over: bool = True
+    env: MemoryEnv, *, was_clean: bool = True, expected: OldSegments = OldSegments.ANY
 ) -> LoadedLog:
     return load_log(
         env,
@@ -48,8 +48,7 @@ def load(
         was_clean=was_clean,
         recovery_point=0 if not was_clean else None,
         log_start_offset=None,
-        is_of_kafka=is_of_kafka,
-        is_taken_over=is_taken_over,
+        old_segments=expected,
     )
 
 
@@ -136,7 +135,7 @@ def test_messages_after_one_that_is_damaged_stay_as_they_are(env: MemoryEnv) -> 
 def test_only_a_folder_that_was_taken_over_is_converted(env: MemoryEnv) -> None:
     kafka_folder(env, old_messages(records_from(0, 3), 1))
     before = env.read_file(PATH)
-    load(env, is_of_kafka=False, is_taken_over=False)
+    load(env, expected=OldSegments.NONE)
     assert env.read_file(PATH) == before
 
 
@@ -148,7 +147,7 @@ def test_a_later_start_converts_what_was_not(env: MemoryEnv) -> None:
     write_file(env, paths[1], build_batch(records_from(5, 2)))
     write_file(env, paths[2], build_batch(records_from(7, 1)))
     env.settle()
-    loaded = load(env, is_taken_over=False)
+    loaded = load(env, expected=OldSegments.FIRST)
     assert len([note for note in loaded.notes if "converted" in note]) == 2
     log = open_log(env, was_clean=True, recovery_point=8)
     assert read_records(log) == records_from(0, 8)
@@ -181,7 +180,7 @@ def test_a_message_whose_size_is_damaged_is_not_read(env: MemoryEnv) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(source), "pread", counted)
-        convert_old_segments(env, FOLDER, [0], lambda: None, is_first=True)
+        convert_old_segments(env, FOLDER, [0], lambda: None, expected=OldSegments.ANY)
     assert max(reads) <= 1 << 20
 
 
