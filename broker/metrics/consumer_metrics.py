@@ -19,9 +19,9 @@ from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from broker.groups.coordinator import GroupCoordinator
+from broker.max_min_share import max_min_share
 from broker.metrics.families import gauge
 from broker.topics.topics import Topics
-from storage.format.producer_state import fair_share
 
 SERIES_BYTES_MAX: Final = 8 << 20
 GROUPS_MAX: Final = 10_000  # of one principal
@@ -111,7 +111,7 @@ class ConsumerMetrics:
             if number % STEP_ROWS == 0:
                 yield None
         shown = set[str]()
-        share = fair_share([sum(each.values()) for each in sizes.values()], SERIES_BYTES_MAX)
+        share = max_min_share([sum(each.values()) for each in sizes.values()], SERIES_BYTES_MAX)
         for of_owner in sizes.values():
             yield None
             left = sum(of_owner.values()) if share is None else share

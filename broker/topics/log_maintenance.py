@@ -24,6 +24,7 @@ from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 from broker.event_loop.gc_pauses import FullCollections
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.logging import RateLimitedLogger
+from broker.max_min_share import max_min_share
 from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import CONFIRM_MS, ClockWatch
 from broker.topics.partition import Partition
@@ -36,7 +37,7 @@ from storage.errors import (
     NoRoomError,
     StorageError,
 )
-from storage.format.producer_state import ALL_PRODUCERS_MAX, fair_share
+from storage.format.producer_state import ALL_PRODUCERS_MAX
 from storage.log.log_producers import LogProducers
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
@@ -427,7 +428,7 @@ class LogMaintenance:
             partition.log.producers.states.idle_count
             async for partition in self._partitions_in(None)
         ]
-        share = fair_share(counts, ALL_PRODUCERS_MAX)
+        share = max_min_share(counts, ALL_PRODUCERS_MAX)
         if share is not None:
             await self._for_each_producers(
                 "limit producers", lambda producers: producers.forget_idle(share)

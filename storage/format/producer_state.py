@@ -11,8 +11,8 @@ Rules
 - Batches read from the log are not checked again. Sequences come from the batch header, so that
   records removed by compaction still count.
 - Above PRODUCERS_MAX without an open transaction, the log drops the one that was idle longest:
-  strangers can invent any number of ids. `fair_share` says how many each log may keep if all logs
-  together have too many.
+  strangers can invent any number of ids. The broker calls `forget_idle` if all logs together have
+  too many.
 - Each entry is packed for a snapshot when it changes: any append may need a snapshot, and any
   number of producers may have open transactions.
 - A transaction is open from its first batch to its marker. `first_undecided_offset` is the first
@@ -461,22 +461,6 @@ class ProducerStates:
         if len(states._open_transactions) != len(undecided):
             raise CorruptSnapshotError(path, "two transactions begin at one offset")
         return states
-
-
-def fair_share(counts: Sequence[int], limit: int) -> int | None:
-    """Return how many producers each log may keep so that all keep at most `limit`.
-
-    None if there are no more than that. Logs with fewer than the share leave the rest to others.
-    """
-    if sum(counts) <= limit:
-        return None
-    ascending = sorted(counts)
-    for index, count in enumerate(ascending):
-        share = limit // (len(ascending) - index)
-        if count > share:
-            return share
-        limit -= count
-    raise AssertionError("the sum is above the limit")
 
 
 def _entry_of(fields: tuple[int, ...], path: str) -> ProducerEntry:

@@ -24,7 +24,6 @@ from storage.format.producer_state import (
     Duplicate,
     LastRecords,
     ProducerStates,
-    fair_share,
 )
 from storage.format.txn_index import TxnIndexEntry
 from tests.support.formats import START_MS, ask_kafka, golden_bytes
@@ -133,26 +132,6 @@ def test_a_search_for_idle_producers_does_not_pass_the_same_transactions_again()
         log.data(producer_id, 0, 0)
     log.states.forget_idle(199)
     assert next(iter(log.states.producers)).producer_id == 101
-
-
-@pytest.mark.parametrize(
-    ("counts", "limit", "share"),
-    [
-        ([], 10, None),
-        ([4, 6], 10, None),
-        ([4, 7], 10, 6),
-        ([100, 100], 10, 5),
-        ([1, 2, 100, 100], 20, 8),
-        ([30, 0, 0], 10, 10),
-        ([3, 3, 3, 3], 2, 0),
-    ],
-)
-def test_logs_with_few_producers_keep_them_if_there_are_too_many_in_all(
-    counts: list[int], limit: int, share: int | None
-) -> None:
-    assert fair_share(counts, limit) == share
-    if share is not None:
-        assert sum(min(count, share) for count in counts) <= limit
 
 
 def test_batches_without_a_producer_are_not_looked_at() -> None:
