@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
+from broker.event_loop.client_presence import ClientLeftError, ClientPresence
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.consumer.model import MembershipError, ResolvedRegex, TopicLookup
@@ -22,7 +23,6 @@ from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.
 REFRESH_MS: Final = 10_000
-PRESENCE_SECONDS: Final = 1.0  # between two looks whether a waiting client has left
 SEARCHES_AT_ONCE: Final = 2  # one for clients with the same permissions
 # Limits of the cache: expressions, and the names that they match. The least recently used go first.
 EXPRESSIONS_MAX: Final = 10_000
@@ -92,12 +92,9 @@ class TopicRegexes:
             search = self._searches[key] = _Search(task)
         search.waiting += 1
         try:
-            while not search.task.done():
-                if viewer.has_left():
-                    reason = "the client has closed the connection"
-                    raise MembershipError(ErrorCode.COORDINATOR_NOT_AVAILABLE, reason)
-                await asyncio.wait((search.task,), timeout=PRESENCE_SECONDS)
-            return search.task.result()
+            return await ClientPresence(viewer.has_left).wait(search.task)
+        except ClientLeftError as error:
+            raise MembershipError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)) from error
         finally:
             search.waiting -= 1
             if not search.waiting:

@@ -2,10 +2,10 @@
 DescribeProducers, WriteTxnMarkers.
 """
 
-from time import perf_counter
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
+from broker.event_loop.client_presence import ClientLeftError, ClientPresence
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.network.connection import CloseConnectionError
@@ -43,7 +43,6 @@ from storage.format.batch import ControlType
 from storage.format.producer_state import ProducerEntry
 from storage.model import TopicPartition
 
-PRESENCE_SECONDS: Final = 0.1  # between two looks whether a client waits for its search
 STATE_NAMES: Final = {
     status: "".join(word.capitalize() for word in status.name.split("_")) for status in Status
 }
@@ -129,14 +128,14 @@ async def list_transactions(
             and (pattern is None or pattern.matches(transaction.transactional_id))
         )
 
-    looks_at = 0.0  # when to look whether the client waits
+    presence = ClientPresence(context.has_left)
     async for transaction in turns.over(context.transactions.transactions()):
-        if pattern is not None and perf_counter() >= looks_at:
-            looks_at = perf_counter() + PRESENCE_SECONDS
-            if context.has_left():
-                raise CloseConnectionError("the client closed the connection")
         try:
+            if pattern is not None:
+                presence.check()
             listed = is_listed(transaction)
+        except ClientLeftError as error:
+            raise CloseConnectionError(str(error)) from error
         except PatternError:
             return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
         if listed:

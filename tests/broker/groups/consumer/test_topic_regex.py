@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from broker import client_patterns
+from broker.event_loop import client_presence
 from broker.event_loop.loop_turns import Turns
 from broker.groups import topic_regex
 from broker.groups.consumer.model import MembershipError
@@ -102,7 +103,7 @@ async def test_a_search_ends_when_no_client_waits_for_it() -> None:
 async def test_queued_searches_of_clients_that_have_left_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_regex, "PRESENCE_SECONDS", 0.0)
+    monkeypatch.setattr(client_presence, "WAIT_SECONDS", 0.0)
     topics = CountedTopics({f"t{index}": 1 for index in range(1_000)})
     regexes = TopicRegexes(topics, lambda: 0)
     left = False
@@ -134,7 +135,7 @@ async def test_a_closed_connection_ends_the_search_of_its_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topic_regex, "SEARCHES_AT_ONCE", 0)  # all are queued for ever
-    monkeypatch.setattr(topic_regex, "PRESENCE_SECONDS", 0.001)
+    monkeypatch.setattr(client_presence, "WAIT_SECONDS", 0.001)
     heartbeat = ConsumerGroupHeartbeatRequest(
         group_id="g",
         member_id="m",
