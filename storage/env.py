@@ -124,13 +124,13 @@ class Env(Protocol):
         """Open a file; `create` and `truncate` imply `write`. FileNotFoundError if it is absent."""
 
     def exists(self, path: str) -> bool:
-        """Return whether a file or folder has this path."""
+        """Return whether a file or folder has this path, not a broken link. Raises OSError."""
 
     def is_dir(self, path: str) -> bool:
-        """Return whether the path is a folder."""
+        """Return whether the path is a folder. Raises OSError."""
 
     def is_link(self, path: str) -> bool:
-        """Return whether the path is a symbolic link, even a broken one."""
+        """Return whether the path is a symbolic link, even a broken one. Raises OSError."""
 
     def listdir(self, path: str) -> list[str]:
         """Return the sorted names in a folder."""
@@ -508,6 +508,23 @@ class RealFolder:
         os.close(self._fd)
 
 
+_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+def _stat(path: str, *, is_followed: bool = True) -> os.stat_result | None:
+    """Return the status of a path, None if nothing has this path.
+
+    Any other error is raised, unlike by `os.path.exists`: a file whose disk does not answer is not
+    missing, and callers replace what is missing.
+    """
+    try:
+        return os.stat(path, follow_symlinks=is_followed)
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return None
+        raise
+
+
 class RealEnv:
     """The operating system."""
 
@@ -524,15 +541,17 @@ class RealEnv:
 
     def exists(self, path: str) -> bool:
         """See Env."""
-        return os.path.exists(path)
+        return _stat(path) is not None
 
     def is_dir(self, path: str) -> bool:
         """See Env."""
-        return os.path.isdir(path)
+        status = _stat(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def is_link(self, path: str) -> bool:
         """See Env."""
-        return os.path.islink(path)
+        status = _stat(path, is_followed=False)
+        return status is not None and stat.S_ISLNK(status.st_mode)
 
     def listdir(self, path: str) -> list[str]:
         """See Env."""

@@ -374,7 +374,7 @@ class MetadataStore:
         for directory in self._directories:
             path = os.path.join(directory, FILE_NAME)
             try:
-                if self._env.exists(path):
+                if self._env.exists(path) or self._env.is_link(path):  # a broken one may be mended
                     copies[directory] = decode_metadata(self._env.read_file(path), path)
             except CorruptCheckpointError as error:
                 self.corrupt[directory] = error.reason

@@ -114,9 +114,15 @@ class LogDirectory:
         """
         reason = f"{action} {folder}: {error}"
         is_of_folder = is_folder_error(error) or is_no_room(error)
-        if is_of_folder and self._env.is_dir(self.path):
+        if is_of_folder and self._is_there():
             return PartitionFolderError(folder, reason)
         return LogDirectoryError(self.path, reason)
+
+    def _is_there(self) -> bool:
+        try:
+            return self._env.is_dir(self.path)
+        except OSError:
+            return False
 
     def file(self, name: str) -> str:
         """Return the path of a file or folder in it."""

@@ -250,6 +250,31 @@ def test_files_and_folders_are_not_taken_for_each_other(env: Env, root: str) -> 
             call()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_path_whose_disk_does_not_answer_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def stat(path: str, **_: bool) -> os.stat_result:
+        raise OSError(number, os.strerror(number), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        for call in (RealEnv().exists, RealEnv().is_dir, RealEnv().is_link):
+            with raises_errno(number):
+                call(str(tmp_path))
+
+
+def test_a_path_that_leads_nowhere_is_neither_a_file_nor_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "broken").symlink_to(tmp_path / "absent")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("absent", "file/below", "broken", "loop", "long" * 1000):
+        path = str(tmp_path / name)
+        assert not RealEnv().exists(path)
+        assert not RealEnv().is_dir(path)
+        assert RealEnv().is_link(path) == (name in {"broken", "loop"})
+
+
 def test_the_modification_time_can_be_set(env: Env, root: str) -> None:
     path = os.path.join(root, "a")
     put(env, path, b"1")

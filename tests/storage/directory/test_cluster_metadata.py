@@ -263,6 +263,32 @@ def test_an_empty_start_needs_every_configured_directory(env: MemoryEnv) -> None
     assert MetadataStore(env, ["/a"]).load(unopened=["/gone"]) == saved
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES])
+def test_a_copy_whose_disk_does_not_answer_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = MetadataStore(RealEnv(), [str(tmp_path)])
+    store.save(SAMPLE)
+    status_of = os.stat
+
+    def stat(path: str, **options: bool) -> os.stat_result:
+        if str(path).endswith(FILE_NAME):
+            raise OSError(number, os.strerror(number), path)
+        return status_of(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        with pytest.raises(LogDirectoryError, match=os.strerror(number)):
+            store.load()
+    assert store.load() == replace(SAMPLE, epoch=SAMPLE.epoch + 1)
+
+
+def test_a_copy_that_is_a_broken_link_is_not_missing(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).symlink_to(tmp_path / "not-mounted" / FILE_NAME)
+    with pytest.raises(LogDirectoryError, match="No such file"):
+        MetadataStore(RealEnv(), [str(tmp_path)]).load()
+
+
 @pytest.mark.parametrize(
     ("change", "name"), [({"cluster_id": "other"}, "cluster"), ({"node_id": 2}, "node")]
 )
