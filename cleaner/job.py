@@ -306,3 +306,54 @@ class JobControl(Protocol):
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         """Report progress: `stage` is "map" or "rewrite". May be called at any rate."""
+
+
+class UnlimitedControl(JobControl):
+    """The control of a job without a budget, which nobody aborts: it collects the groups."""
+
+    def __init__(self) -> None:
+        self.groups: list[CleanedGroup] = []
+
+    def read_bytes(self, count: int) -> None:
+        """Do nothing."""
+
+    def write_bytes(self, count: int) -> None:
+        """Do nothing."""
+
+    def aborted(self) -> bool:
+        """Return False."""
+        return False
+
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        """Collect the groups."""
+        self.groups.extend(groups)
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """Do nothing."""
+
+
+class ForwardingControl(JobControl):
+    """Passes everything to another control; subclasses do something else with the groups."""
+
+    def __init__(self, control: JobControl) -> None:
+        self._control = control
+
+    def read_bytes(self, count: int) -> None:
+        """Charge the other control."""
+        self._control.read_bytes(count)
+
+    def write_bytes(self, count: int) -> None:
+        """Charge the other control."""
+        self._control.write_bytes(count)
+
+    def aborted(self) -> bool:
+        """Return whether the other control wants to stop."""
+        return self._control.aborted()
+
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        """Pass the groups on."""
+        self._control.groups_cleaned(groups)
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """Pass the progress on."""
+        self._control.progress(stage, done_bytes, total_bytes)

@@ -22,7 +22,7 @@ import numpy as np
 
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
-from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
+from cleaner.job import CleanJob, CleanReport, SourceSegment, UnlimitedControl
 from storage.env import RealEnv
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, Record, build_batch, crc_of
@@ -35,28 +35,6 @@ KEY_BYTES = 16
 
 OVERWRITES = 10
 TIME_MS = 1_700_000_000_000
-
-
-class Unlimited:
-    """A control that lets everything happen at once."""
-
-    def __init__(self) -> None:
-        self.groups: list[CleanedGroup] = []
-
-    def read_bytes(self, count: int) -> None:
-        pass
-
-    def write_bytes(self, count: int) -> None:
-        pass
-
-    def aborted(self) -> bool:
-        return False
-
-    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
-        self.groups.extend(groups)
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        pass
 
 
 class Template:
@@ -143,7 +121,7 @@ def clean(directory: str, sources: tuple[SourceSegment, ...], args: argparse.Nam
         decompressed_batch_bytes=64 << 20, max_message_bytes=1 << 20, index_interval_bytes=4096,
         segment_bytes=1 << 30, compression_levels=(),
     )  # fmt: skip
-    control = Unlimited()
+    control = UnlimitedControl()
     started = time.perf_counter()
     cpu = time.process_time()
     report = run_clean(RealEnv(), job, control, one_pass=not args.two_passes)

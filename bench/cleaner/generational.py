@@ -36,14 +36,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.cleaner.__main__ import KafkaCleaner, kafka_cleaner
-from bench.cleaner.clean_job import Template, Unlimited, one_batch
+from bench.cleaner.clean_job import Template, one_batch
 from bench.report import markdown_table
 from broker.cleaning.cleaner_host import RELEASE_SECONDS
 from broker.cleaning.key_recorder import prepare_index
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
 from cleaner.engine.selective.appended_keys import AppendedKeys
-from cleaner.job import CleanedGroup, CleanJob
+from cleaner.job import CleanedGroup, CleanJob, UnlimitedControl
 from cleaner.key_memory import KeyMemory
 from cleaner.planning.cleaner_state import FRESH, state_after_job, state_of_log
 from cleaner.planning.findings import ClockReading
@@ -203,7 +203,7 @@ class VarveLog:
         self._manager.close()
 
 
-class _Publisher(Unlimited):
+class _Publisher(UnlimitedControl):
     """A control that publishes groups and counts the bytes charged."""
 
     def __init__(self, host: LogHost, job: CleanJob, loop: asyncio.AbstractEventLoop) -> None:

@@ -25,12 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cleaner.clean_job import CODECS, TIME_MS, Template, Unlimited, one_batch
+from bench.cleaner.clean_job import CODECS, TIME_MS, Template, one_batch
 from bench.report import markdown_table
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
 from cleaner.engine.key_map.map_size import SLOT_BYTES
-from cleaner.job import CleanJob, SourceSegment
+from cleaner.job import CleanJob, SourceSegment, UnlimitedControl
 from storage.env import RealEnv
 from storage.format import filenames
 from storage.model import TopicPartition
@@ -40,7 +40,7 @@ GROUP_BYTES = 256 << 20
 SPILL_BYTES_MAX = 64 << 30
 
 
-class Counting(Unlimited):
+class Counting(UnlimitedControl):
     """A control that counts the bytes charged."""
 
     def __init__(self) -> None:

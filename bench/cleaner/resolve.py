@@ -18,13 +18,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.cleaner.clean_job import Template, Unlimited
+from bench.cleaner.clean_job import Template
 from bench.cleaner.key_sets import SPILL_BYTES_MAX, CleanedLog, Way
 from bench.report import markdown_table
 from cleaner.engine.kernels import warm_up
 from cleaner.engine.key_map.map_size import SLOT_BYTES
 from cleaner.engine.selective.resolve import Resolution
 from cleaner.engine.spilled.scratch import Scratch
+from cleaner.job import UnlimitedControl
 from storage.env import RealEnv
 
 PAYLOAD_BYTES = 40  # of a record: only its row matters
@@ -39,8 +40,8 @@ def resolve(
     job = log.job(way)
     groups = tuple(tuple(replace(s, content_id=s.next_base_offset) for s in g) for g in job.groups)
     job = replace(job, groups=groups, slack=0.5)
-    scratch = Scratch(RealEnv(), job, Unlimited())
-    resolution = Resolution(RealEnv(), job, Unlimited(), scratch)
+    scratch = Scratch(RealEnv(), job, UnlimitedControl())
+    resolution = Resolution(RealEnv(), job, UnlimitedControl(), scratch)
     started = time.process_time()
     resolution.run()
     seconds = time.process_time() - started

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.cleaner.clean_job import Unlimited, generate
+from bench.cleaner.clean_job import generate
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
-from cleaner.job import CleanJob, SourceSegment
+from cleaner.job import CleanJob, SourceSegment, UnlimitedControl
 from pipeline.compaction.cleaning import clean_partitions
 from pipeline.compaction.indexing import index_partitions
 from pipeline.engines.engine import LocalEngine
@@ -77,7 +77,7 @@ def measure(directory: str, args: argparse.Namespace) -> None:
             return {"kind": "disk"}
 
         def alone() -> object:
-            return [run_clean(RealEnv(), with_output(job), Unlimited()) for job in jobs]
+            return [run_clean(RealEnv(), with_output(job), UnlimitedControl()) for job in jobs]
 
         ways: dict[str, Callable[[], object]] = {
             "cleaner, one process": alone,

@@ -22,7 +22,7 @@ import structlog
 
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.partition import Partition
-from cleaner.job import CleanedGroup, CleanJob, SourceSegment, new_job_id
+from cleaner.job import CleanJob, SourceSegment, UnlimitedControl, new_job_id
 from cleaner.key_memory import KeyMemory
 from cleaner.planning.grouping import index_job, source_of
 from cleaner.planning.plan import default_strategy, strategy_of
@@ -174,25 +174,13 @@ def _write_index(env: Env, job: CleanJob, keys: "SegmentKeys", source: SourceSeg
     return control.count
 
 
-class _Written:
-    """A JobControl that counts the bytes written; nothing is throttled."""
+class _Written(UnlimitedControl):
+    """Counts the bytes written; nothing is throttled."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.count = 0
-
-    def read_bytes(self, count: int) -> None:
-        """See JobControl."""
 
     def write_bytes(self, count: int) -> None:
         """See JobControl."""
         self.count += count
-
-    def aborted(self) -> bool:
-        """See JobControl."""
-        return False
-
-    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
-        """See JobControl."""
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See JobControl."""

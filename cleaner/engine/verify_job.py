@@ -19,7 +19,14 @@ from cleaner.engine.key_map.map_size import may_not_fit
 from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
 from cleaner.engine.spilled.spilled_clean import SpilledClean
 from cleaner.engine.verify.verify_outputs import ComparedOutputs
-from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
+from cleaner.job import (
+    CleanAbortedError,
+    CleanedGroup,
+    CleanJob,
+    CleanReport,
+    ForwardingControl,
+    JobControl,
+)
 from cleaner.verification import InvalidOutputError, VerifyReport
 from storage.env import Env
 from storage.format import filenames
@@ -84,23 +91,15 @@ def _check_inputs(env: Env, job: CleanJob) -> None:
                 raise InvalidOutputError(path, -1, "this input is missing: nothing can be verified")
 
 
-class _Comparison:
+class _Comparison(ForwardingControl):
     """The control of the local run, which compares groups instead of publishing them."""
 
     def __init__(self, control: JobControl, outputs: ComparedOutputs) -> None:
-        self._control = control
+        super().__init__(control)
         self._outputs = outputs
-
-    def read_bytes(self, count: int) -> None:
-        """See JobControl."""
-        self._control.read_bytes(count)
 
     def write_bytes(self, count: int) -> None:
         """Do nothing: the comparison charges the bytes that it reads."""
-
-    def aborted(self) -> bool:
-        """See JobControl."""
-        return self._control.aborted()
 
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
         """Compare groups with the claims. Raises InvalidOutputError."""
@@ -108,7 +107,3 @@ class _Comparison:
             if self._control.aborted():
                 raise CleanAbortedError
             self._outputs.take(group)
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See JobControl."""
-        self._control.progress(stage, done_bytes, total_bytes)

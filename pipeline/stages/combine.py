@@ -18,7 +18,7 @@ from cleaner.engine.key_rows import Listing
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilled.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
-from cleaner.job import Damage, SourceSegment, job_over_all_records
+from cleaner.job import Damage, SourceSegment, UnlimitedControl, job_over_all_records
 from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments
 from pipeline.stages.rows import RowWriter
@@ -30,7 +30,7 @@ from pipeline.stages.tasks import (
     decode,
     encode,
 )
-from pipeline.stages.workplace import GroupCollector, open_task_files
+from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 from storage.errors import DamagedSegmentError
 
@@ -77,7 +77,7 @@ class _Combination:
         self._clean = RowWriter(env, path, "clean", task.shards)
         section = max(job.end_offset - job.first_dirty_offset, 0)
         self._map = SpillingMap(job, task.memory_bytes, section, self._dirty.add)
-        self.context = CleanContext(env, job, GroupCollector(), key_map=self._map)
+        self.context = CleanContext(env, job, UnlimitedControl(), key_map=self._map)
         self.damaged: dict[int, Damage] = {}
         self.indexing: set[int] = set()  # base offsets of damage in the dirty section
 

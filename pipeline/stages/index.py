@@ -13,7 +13,7 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.shards import list_entries
 from cleaner.engine.key_map.offset_map import OffsetMap
-from cleaner.job import Damage, job_over_all_records
+from cleaner.job import Damage, UnlimitedControl, job_over_all_records
 from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
@@ -25,7 +25,7 @@ from pipeline.stages.tasks import (
     decode,
     encode,
 )
-from pipeline.stages.workplace import GroupCollector, open_task_files
+from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 
 SURVIVORS: Final = "survivors"
@@ -47,7 +47,7 @@ def index_partition(env: Env, task: IndexTask) -> IndexResult:
         local = job_over_all_records(place.job_over(bases))
         keys_max = max(local.end_offset - local.first_dirty_offset, 0)
         key_map = OffsetMap(int(task.memory_bytes * TABLE_SHARE), keys_max, local.hash_key)
-        context = CleanContext(env, local, GroupCollector(), key_map=key_map)
+        context = CleanContext(env, local, UnlimitedControl(), key_map=key_map)
         damaged: dict[int, Damage] = {}
         try:
             counts = [count_segment(context, source, damaged) for source in sources]

@@ -15,11 +15,11 @@ from cleaner.engine.kernels.passes.shards import check_markers
 from cleaner.engine.key_map.offset_map import OffsetMap
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
-from cleaner.job import SourceSegment
+from cleaner.job import SourceSegment, UnlimitedControl
 from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors
 from pipeline.stages.tasks import DamageFound, RewriteResult, RewriteTask, decode, encode
-from pipeline.stages.workplace import GroupCollector, TaskFiles, delivered_names, open_task_files
+from pipeline.stages.workplace import TaskFiles, delivered_names, open_task_files
 from storage.env import Env, RealEnv
 
 
@@ -37,7 +37,7 @@ def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
         local = place.job_over(bases)
         survivors = SegmentSurvivors(_read(place, task, segments), keyless_seen=task.keyless_seen)
         name, path = place.folder("rewrite")
-        control = GroupCollector()
+        control = UnlimitedControl()
         context = CleanContext(
             env,
             replace(local, output_directory=path),

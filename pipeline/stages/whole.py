@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from cleaner.engine.clean import run_clean
 from cleaner.engine.outcome import MapFullError
+from cleaner.job import UnlimitedControl
 from pipeline.stages.planning import source_segments
 from pipeline.stages.tasks import WholeResult, WholeTask, decode, encode
-from pipeline.stages.workplace import GroupCollector, delivered_names, open_task_files
+from pipeline.stages.workplace import delivered_names, open_task_files
 from storage.env import Env, RealEnv
 
 
@@ -21,7 +22,7 @@ def clean_whole(env: Env, task: WholeTask) -> WholeResult:
         bases = [source.base_offset for source in source_segments(task.job)]
         job = place.job_over(bases)
         name, path = place.folder("whole")
-        control = GroupCollector()
+        control = UnlimitedControl()
         try:
             report = run_clean(env, replace(job, output_directory=path), control, every_key=True)
         except MapFullError:

@@ -114,27 +114,3 @@ def open_task_files(env: Env, source: Mapping[str, Any], job: CleanJob) -> Itera
 def delivered_names(groups: Iterable[CleanedGroup]) -> list[str]:
     """Return the file names of groups."""
     return [file.name for group in groups if group.output for file in group.output.files]
-
-
-class GroupCollector:
-    """The JobControl of a task: it collects groups and limits nothing."""
-
-    def __init__(self) -> None:
-        self.groups: list[CleanedGroup] = []
-
-    def read_bytes(self, count: int) -> None:
-        """See JobControl: there is no budget here."""
-
-    def write_bytes(self, count: int) -> None:
-        """See JobControl: there is no budget here."""
-
-    def aborted(self) -> bool:
-        """See JobControl: a task ends with its process."""
-        return False
-
-    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
-        """See JobControl."""
-        self.groups.extend(groups)
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See JobControl: only the end of a task is reported."""

@@ -3,14 +3,13 @@
 import os
 import signal
 
-from cleaner.job import CleanedGroup
+from cleaner.job import CleanedGroup, UnlimitedControl
 from pipeline import stages
-from pipeline.stages import workplace
 
 MARK = "VARVE_TEST_MARK"  # names the file whose absence says that nobody was killed yet
 
 
-class _Collected(workplace.GroupCollector):
+class _Collected(UnlimitedControl):
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
         super().groups_cleaned(groups)
         try:
@@ -24,5 +23,5 @@ def run_stage(name: str, task: bytes) -> bytes:
     """A registry: see pipeline.stages."""
     from pipeline.stages import rewrite, whole
 
-    whole.GroupCollector = rewrite.GroupCollector = _Collected  # type: ignore[misc]
+    whole.UnlimitedControl = rewrite.UnlimitedControl = _Collected  # type: ignore[misc]
     return stages.run_stage(name, task)

@@ -42,6 +42,7 @@ from cleaner.job import (
     CleanedGroup,
     CleanJob,
     Damage,
+    ForwardingControl,
     JobControl,
     SourceSegment,
 )
@@ -296,32 +297,16 @@ class PartRunner:
         return key_map
 
 
-class _Collected:
+class _Collected(ForwardingControl):
     """The control of a part: it collects the groups instead of delivering them."""
 
     def __init__(self, control: JobControl) -> None:
-        self._control = control
+        super().__init__(control)
         self.groups: list[CleanedGroup] = []
-
-    def read_bytes(self, count: int) -> None:
-        """See JobControl."""
-        self._control.read_bytes(count)
-
-    def write_bytes(self, count: int) -> None:
-        """See JobControl."""
-        self._control.write_bytes(count)
-
-    def aborted(self) -> bool:
-        """See JobControl."""
-        return self._control.aborted()
 
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
         """Collect the groups."""
         self.groups.extend(groups)
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See JobControl; the caller of the part adds up the parts."""
-        self._control.progress(stage, done_bytes, total_bytes)
 
 
 def _segments(job: CleanJob, bases: Sequence[int]) -> list[SourceSegment]:

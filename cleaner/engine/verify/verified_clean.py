@@ -32,6 +32,7 @@ from cleaner.job import (
     CleanedGroup,
     CleanJob,
     CleanReport,
+    ForwardingControl,
     JobControl,
     RangeDigest,
     SourceSegment,
@@ -115,11 +116,11 @@ class _Contents:
     expired_tombstones: int = 0  # not in `tombstones`
 
 
-class _GroupVerifier:
+class _GroupVerifier(ForwardingControl):
     """The control of a clean: it verifies groups before it passes them on."""
 
     def __init__(self, env: Env, job: CleanJob, control: JobControl, expected: _Expected) -> None:
-        self._control = control
+        super().__init__(control)
         self._log_start_offset = job.log_start_offset
         self._live_offsets = expected.live_offsets
         self._sources = {source.base_offset: source for group in job.groups for source in group}
@@ -140,29 +141,11 @@ class _GroupVerifier:
             return CleanContext(env, job, self._control, reader=reader)
         return CleanContext(env, job, self._control, reader=reader, survivors=self._live_offsets)
 
-    # JobControl
-
-    def read_bytes(self, count: int) -> None:
-        """See JobControl."""
-        self._control.read_bytes(count)
-
-    def write_bytes(self, count: int) -> None:
-        """See JobControl."""
-        self._control.write_bytes(count)
-
-    def aborted(self) -> bool:
-        """See JobControl."""
-        return self._control.aborted()
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See JobControl."""
-        self._control.progress(stage, done_bytes, total_bytes)
-
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
         """Verify groups, then pass them on. Raises UnverifiedOutputError."""
         for group in groups:
             self._verify(group)
-        self._control.groups_cleaned(groups)
+        super().groups_cleaned(groups)
 
     # Verification
 
