@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.groups.classic.model import Group
-from storage.slices import run_at_once
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 VERSION_MAX = 3
@@ -76,13 +75,8 @@ def subscribed_topics_sliced(group: Group) -> Generator[None, None, frozenset[st
     return frozenset(topics)
 
 
-def decode_subscription(metadata: bytes) -> Subscription:
-    """Return a member's subscription. Raises InvalidMetadataError."""
-    return run_at_once(decode_subscription_sliced(metadata))
-
-
 def decode_subscription_sliced(metadata: bytes) -> Generator[None, None, Subscription]:
-    """Like `decode_subscription`, with pauses."""
+    """Return a member's subscription, with pauses. Raises InvalidMetadataError."""
     reader = _Reader(metadata)
     version = reader.int16()
     topics = frozenset((yield from reader.topics()))
@@ -99,13 +93,11 @@ def subscription_version(metadata: bytes) -> int:
     return _Reader(metadata).int16()
 
 
-def decode_assignment(data: bytes) -> MemberAssignment:
-    """Return a member's assignment; no bytes are an empty one. Raises InvalidMetadataError."""
-    return run_at_once(decode_assignment_sliced(data))
-
-
 def decode_assignment_sliced(data: bytes) -> Generator[None, None, MemberAssignment]:
-    """Like `decode_assignment`, with pauses."""
+    """Return a member's assignment, with pauses; no bytes are an empty one.
+
+    Raises InvalidMetadataError.
+    """
     if not data:
         return MemberAssignment({}, b"")
     reader = _Reader(data)
@@ -114,15 +106,10 @@ def decode_assignment_sliced(data: bytes) -> Generator[None, None, MemberAssignm
     return MemberAssignment(partitions, reader.nullable_bytes() or b"")
 
 
-def encode_assignment(version: int, partitions: TopicPartitions) -> bytes:
-    """Return the assignment in the version of the member's subscription."""
-    return run_at_once(encode_assignment_sliced(version, partitions))
-
-
 def encode_assignment_sliced(
     version: int, partitions: TopicPartitions
 ) -> Generator[None, None, bytes]:
-    """Like `encode_assignment`, with pauses."""
+    """Return the assignment in the version of the member's subscription, with pauses."""
     parts = [_INT16.pack(max(0, min(version, VERSION_MAX))), _INT32.pack(len(partitions))]
     for number, (name, indexes) in enumerate(partitions.items(), 1):
         encoded, count = name.encode(), len(indexes)

@@ -22,7 +22,6 @@ from protocol.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from storage.slices import run_at_once
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -123,13 +122,8 @@ def encode_offset_value(value: CommittedOffset) -> bytes:
     return record_codec.encode(message, version)
 
 
-def encode_group_value(record: GroupRecord) -> bytes:
-    """Return a group's metadata, version 3."""
-    return run_at_once(encode_group_value_sliced(record))
-
-
 def encode_group_value_sliced(record: GroupRecord) -> Generator[None, None, bytes]:
-    """Like `encode_group_value`, with pauses."""
+    """Return a group's metadata, version 3, with pauses."""
     message = GroupMetadataValue(
         protocol_type=record.protocol_type,
         generation=record.generation,

@@ -29,20 +29,14 @@ from broker.groups.offsets.offset_records import (
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ProtocolError
 from storage.format.batch import BatchHeader, ControlType, Record, control_type
-from storage.slices import run_at_once
 
 OFFSETS_TOPIC = "__consumer_offsets"
 
 TopicIndex = tuple[str, int]
 
 
-def group_record(group: Group) -> LogRecord:
-    """Return the record that stores a group's metadata."""
-    return run_at_once(group_record_sliced(group))
-
-
 def group_record_sliced(group: Group) -> Generator[None, None, LogRecord]:
-    """Like `group_record`, with pauses."""
+    """Return the record that stores a group's metadata, with pauses."""
     members: list[MemberRecord] = []
     for number, m in enumerate(group.members.values(), 1):
         members.append(

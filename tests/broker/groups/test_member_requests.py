@@ -23,12 +23,13 @@ from broker.groups.classic.model import (
 )
 from broker.groups.classic.state import transition
 from broker.groups.offsets import offset_records, offsets_store
-from broker.groups.offsets.offsets_store import LoadedPartition, group_record
+from broker.groups.offsets.offsets_store import LoadedPartition, group_record_sliced
 from broker.logging import LINES_PER_BURST
 from broker.topics.internal_topic import LogRecord, PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import MessageTooLargeError
 from storage.format.batch import HEADER_BYTES
+from storage.slices import run_at_once
 from tests.support.broker.groups.group_machine import REBALANCE_MS, SESSION_MS, join_request
 from tests.support.broker.groups.group_world import SUBSCRIBED, World
 from tests.support.clocks.virtual_clock import settle
@@ -378,7 +379,7 @@ async def test_an_assignment_above_the_limit_of_the_log_fails_before_it_is_encod
 
 def record_of(state: object) -> LogRecord:
     assert isinstance(state, Stable)
-    return group_record(state.group)
+    return run_at_once(group_record_sliced(state.group))
 
 
 async def test_a_batch_with_the_record_of_a_group_fits_the_limit_of_the_log() -> None:

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from broker.app import Broker
-from broker.groups.classic.subscription import encode_assignment
+from broker.groups.classic.subscription import encode_assignment_sliced
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from protocol import codec
@@ -27,6 +27,7 @@ from protocol import messages as m
 from protocol.api import APIS, ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages import Message
+from storage.slices import run_at_once
 from tests.broker.network.test_heavy_partitions import fill
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.groups.classic_client import subscription
@@ -198,7 +199,7 @@ class Crowd:
     async def _join_classic_group(self, group_id: str, count: int, topics: int = 1) -> None:
         names = frozenset(f"t{number}" for number in range(topics))
         metadata = subscription(names, [(name, 0) for name in names])
-        assignment = encode_assignment(1, dict.fromkeys(names, (0,)))
+        assignment = run_at_once(encode_assignment_sliced(1, dict.fromkeys(names, (0,))))
 
         def join(number: int) -> Awaitable[Any]:
             protocol = m.JoinGroupRequestProtocol(name="range", metadata=metadata)

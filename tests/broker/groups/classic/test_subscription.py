@@ -10,8 +10,7 @@ from broker.groups.classic.subscription import (
     ENTRIES_MAX,
     ENTRIES_PER_SLICE,
     InvalidMetadataError,
-    decode_assignment,
-    decode_subscription,
+    decode_assignment_sliced,
     decode_subscription_sliced,
     subscribed_topics_sliced,
 )
@@ -24,9 +23,9 @@ def metadata(names: int) -> bytes:
 
 
 def test_a_subscription_has_a_limited_number_of_topics() -> None:
-    assert decode_subscription(metadata(ENTRIES_MAX)).topics == {"a"}
+    assert run_at_once(decode_subscription_sliced(metadata(ENTRIES_MAX))).topics == {"a"}
     with pytest.raises(InvalidMetadataError, match=str(ENTRIES_MAX)):
-        decode_subscription(metadata(ENTRIES_MAX + 1))
+        run_at_once(decode_subscription_sliced(metadata(ENTRIES_MAX + 1)))
 
 
 def test_decoding_pauses_after_each_slice() -> None:
@@ -37,7 +36,7 @@ def test_decoding_pauses_after_each_slice() -> None:
     owned = b"".join(struct.pack(">h", len(name)) + name.encode() + partition for name in names)
     data = topics + struct.pack(">i", len(names)) + owned
     subscription, pauses = drained(decode_subscription_sliced(data))
-    assert subscription == decode_subscription(data)
+    assert subscription == run_at_once(decode_subscription_sliced(data))
     assert subscription.topics == set(names)
     assert subscription.owned == {name: [7] for name in names}
     assert pauses >= 3 * len(names) // ENTRIES_PER_SLICE
@@ -48,16 +47,16 @@ def test_a_subscription_cut_anywhere_is_invalid(length: int) -> None:
     data = metadata(2)[:-4] + b"\0\0\0\1x" + struct.pack(">ih", 1, 1) + b"a"
     data = b"\0\1" + data[2:] + struct.pack(">ii", 1, 5)
     assert len(data) >= 30
-    assert decode_subscription(data).owned == {"a": [5]}
+    assert run_at_once(decode_subscription_sliced(data)).owned == {"a": [5]}
     with pytest.raises(InvalidMetadataError, match=r"bytes are too few|do not fit"):
-        decode_subscription(data[:length])
+        run_at_once(decode_subscription_sliced(data[:length]))
 
 
 def test_an_assignment_has_a_limited_number_of_partitions() -> None:
     count = ENTRIES_MAX
     data = struct.pack(">hi", 0, 1) + b"\0\1a" + struct.pack(">i", count) + bytes(4 * count + 4)
     with pytest.raises(InvalidMetadataError, match=str(ENTRIES_MAX)):
-        decode_assignment(data)
+        run_at_once(decode_assignment_sliced(data))
 
 
 def test_the_limit_of_topics_is_for_all_members_of_a_group() -> None:

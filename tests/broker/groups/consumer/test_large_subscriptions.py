@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 
 from broker.groups.classic.model import PreparingRebalance, Stable
-from broker.groups.classic.subscription import decode_assignment
+from broker.groups.classic.subscription import decode_assignment_sliced
 from broker.groups.consumer.model import Assignment, Heartbeat, HeartbeatAnswer, TopicMetadata
 from protocol.errors import ErrorCode
+from storage.slices import run_at_once
 from tests.support.broker.groups.classic_client import ClassicClient, subscription
 from tests.support.broker.groups.consumer_group_world import Client, group
 from tests.support.broker.groups.group_world import World
@@ -130,7 +131,9 @@ def test_no_turn_of_a_downgrade_with_thousands_of_topics_is_long(
         state = world.state()
         assert isinstance(state, PreparingRebalance)
         (member_id,) = state.group.members
-        assignment = decode_assignment(state.group.assignment(member_id)).partitions
+        assignment = run_at_once(
+            decode_assignment_sliced(state.group.assignment(member_id))
+        ).partitions
         topics = Topics().existing
         named = {topics[name].topic_id for name in assignment}
         assert named == {topic_id for topic_id, _ in before.targets[member_id]}

@@ -8,7 +8,7 @@ import pytest
 
 from broker.groups.classic.members import Member, Members
 from broker.groups.classic.model import Group, PreparingRebalance
-from broker.groups.classic.subscription import encode_assignment
+from broker.groups.classic.subscription import encode_assignment_sliced
 from broker.groups.consumer.model import (
     ClassicProtocol,
     ConsumerGroup,
@@ -19,6 +19,7 @@ from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
+from storage.slices import run_at_once
 from tests.support.broker.groups.classic_client import subscription
 from tests.support.broker.groups.consumer_group_world import (
     REBALANCE_MS,
@@ -115,7 +116,9 @@ def classic_group(size: int, topics: frozenset[str], assigned: frozenset[str]) -
         for key in ids
     )
     owned = {key: {name: [0] for name in names[number::size]} for number, key in enumerate(ids)}
-    assignments = {key: encode_assignment(1, each) for key, each in owned.items()}
+    assignments = {
+        key: run_at_once(encode_assignment_sliced(1, each)) for key, each in owned.items()
+    }
     return Group("g", 4, "consumer", "range", "m0", members, assignments)
 
 

@@ -19,12 +19,13 @@ from broker.groups.offsets.offsets_store import (
     LoadedPartition,
     OffsetsLoader,
     group_of,
-    group_record,
+    group_record_sliced,
 )
 from broker.topics.internal_topic import KeyedLog, LogRecord, add_batches, partition_of
 from broker.topics.producer_ids import Producer
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import ControlType, Record, build_batch, marker_record
+from storage.slices import run_at_once
 from tests.support.clocks.loop_meter import LoopMeter
 
 TRANSACTIONAL = 0x10
@@ -159,20 +160,22 @@ def stable_group(generation: int = 3) -> Group:
 
 def test_a_group_comes_back_with_its_members() -> None:
     log = Log()
-    log.add(group_record(stable_group(2)))
-    log.add(group_record(stable_group(3)))
+    log.add(run_at_once(group_record_sliced(stable_group(2))))
+    log.add(run_at_once(group_record_sliced(stable_group(3))))
     assert log.load().groups == {"g": stable_group(3)}
 
 
 def test_a_deleted_group_does_not_come_back() -> None:
     log = Log()
-    log.add(group_record(stable_group()))
+    log.add(run_at_once(group_record_sliced(stable_group())))
     log.add((encode_group_key("g"), None))
     assert log.load().groups == {}
 
 
 def test_a_leader_that_is_no_member_is_replaced_by_one_that_is() -> None:
-    record = group_record(Group("g", 1, "consumer", "range", "ghost", stable_group().members))
+    record = run_at_once(
+        group_record_sliced(Group("g", 1, "consumer", "range", "ghost", stable_group().members))
+    )
     log = Log()
     log.add(record)
     assert log.load().groups["g"].leader == "m"

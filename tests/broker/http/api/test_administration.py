@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.groups.classic.subscription import encode_assignment
+from broker.groups.classic.subscription import encode_assignment_sliced
 from broker.http.api.kafka.client import VERSIONS
 from broker.http.api.kafka.topic_changes import TopicChanges
 from broker.logging import recent_audit_events
@@ -21,6 +21,7 @@ from protocol.errors import ErrorCode
 from storage.format.batch import read_header
 from storage.format.checkpoints import encode_topic_id
 from storage.model import TopicPartition
+from storage.slices import run_at_once
 from tests.support.broker.http_client import ask, basic
 from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule, send
 from tests.support.broker.principals import PrincipalClient
@@ -441,7 +442,7 @@ async def test_an_assignment_shows_only_partitions_that_its_reader_may_describe(
     await commit(broker, 2)
     written = {"orders": [0, 1, 1, 2, -1], "other": [0], "none": list(range(1000))}
     written["other.compacted"] = [0]
-    await join(broker, encode_assignment(0, written))
+    await join(broker, run_at_once(encode_assignment_sliced(0, written)))
     _, group = await send(broker, "GET", READERS)
     rows = [(row["topic"], row["partition"], row["end_offset"]) for row in group["offsets"]]
     assert rows == [("orders", 0, 5), ("orders", 1, 0)]
@@ -459,7 +460,7 @@ async def test_a_description_of_a_group_is_made_in_turns(
     meter = LoopMeter(CLOCK_RATE)
     names = {f"none-{number}": [0] for number in range(MANY)}
     await commit(broker, 2)
-    await join(broker, encode_assignment(0, names))
+    await join(broker, run_at_once(encode_assignment_sliced(0, names)))
     with meter.measuring(monkeypatch):
         status, group = await send(broker, "GET", READERS)
     assert (status, group["members"][0]["topics"]) == (200, [])

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from broker.groups.classic.model import HeartbeatReceived, JoinAnswer, LeaveRequested, SyncRequested
 from broker.groups.classic.subscription import (
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
+    decode_assignment_sliced,
+    decode_subscription_sliced,
+    encode_assignment_sliced,
 )
 from protocol.errors import ErrorCode
+from storage.slices import run_at_once
 from tests.support.broker.groups.group_machine import join_request
 from tests.support.broker.groups.group_world import World
 from tests.support.clocks.virtual_clock import settle
@@ -32,7 +33,7 @@ def subscription(topics: frozenset[str], owned: Owned = NOTHING, version: int = 
     by_topic: dict[str, list[int]] = {}
     for name, index in sorted(owned):
         by_topic.setdefault(name, []).append(index)
-    parts.append(encode_assignment(version, by_topic)[2:-4])
+    parts.append(run_at_once(encode_assignment_sliced(version, by_topic))[2:-4])
     return b"".join(parts)
 
 
@@ -107,7 +108,7 @@ class ClassicClient:
         answer = await self.world.coordinator.members.sync(self.group_id, request)
         self._follow(answer.error)
         if answer.error is ErrorCode.NONE:
-            partitions = decode_assignment(answer.assignment).partitions
+            partitions = run_at_once(decode_assignment_sliced(answer.assignment)).partitions
             self.owned = frozenset((name, i) for name, row in partitions.items() for i in row)
         return answer.error
 
@@ -139,7 +140,10 @@ class ClassicClient:
 
     def _assign(self, joined: JoinAnswer) -> dict[str, bytes]:
         """Divide the partitions; none goes to a member while another still owns it."""
-        subscriptions = {m: decode_subscription(metadata) for m, _, metadata in joined.members}
+        subscriptions = {
+            m: run_at_once(decode_subscription_sliced(metadata))
+            for m, _, metadata in joined.members
+        }
         owners = {
             (name, index): member
             for member, each in subscriptions.items()
@@ -155,4 +159,7 @@ class ClassicClient:
                 member = members[index % len(members)]
                 if owners.get((name, index), member) == member:
                     result[member].setdefault(name, []).append(index)
-        return {member: encode_assignment(1, each) for member, each in result.items()}
+        return {
+            member: run_at_once(encode_assignment_sliced(1, each))
+            for member, each in result.items()
+        }
