@@ -225,9 +225,7 @@ def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
     return header
 
 
-def encode_unsupported_version(
-    correlation_id: int, error_code: int = ErrorCode.UNSUPPORTED_VERSION
-) -> bytes:
+def encode_unsupported_version(correlation_id: int) -> bytes:
     """Answer an ApiVersions request of an unknown version.
 
     The body always has version 0 and names the versions of ApiVersions only, so that the client can
@@ -235,7 +233,7 @@ def encode_unsupported_version(
     """
     first, last, _ = _VERSIONS[ApiKey.API_VERSIONS]
     own = ApiVersionsResponseRange(api_key=ApiKey.API_VERSIONS, min_version=first, max_version=last)
-    body = ApiVersionsResponse(error_code=error_code, api_keys=[own])
+    body = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[own])
     return encode_response(ApiKey.API_VERSIONS, 0, correlation_id, body)
 
 

@@ -445,7 +445,7 @@ def _prepare(
     if needs_recompression(header, config):
         records = memoryview(recompress(records, header, config))
     if len(records) > LARGE_BATCH_BYTES and config.message_timestamp_type == LOG_APPEND_TIME_TYPE:
-        stamp_log_append_time(records, 0, now_ms)
+        stamp_log_append_time(records, now_ms)
     return batch._replace(records=records, header=read_batch_header(records)), keys
 
 

@@ -268,14 +268,12 @@ def stamp(buffer: WritableBuffer, position: int, base_offset: int, leader_epoch:
     _INT32.pack_into(buffer, position + LENGTH_END, leader_epoch)
 
 
-def stamp_log_append_time(buffer: WritableBuffer, position: int, now_ms: int) -> None:
-    """Set the time of every record to `now_ms` in place, and compute the CRC again."""
-    header = read_header(buffer, position)
-    _ATTRIBUTES.pack_into(
-        buffer, position + _ATTRIBUTES_POSITION, header.attributes | LOG_APPEND_TIME
-    )
-    _OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_POSITION, now_ms)
-    _CRC.pack_into(buffer, position + CRC_POSITION, crc_of(buffer, position, header.size_bytes))
+def stamp_log_append_time(buffer: WritableBuffer, now_ms: int) -> None:
+    """Set the time of every record of the batch at the beginning, and compute its CRC again."""
+    header = read_header(buffer)
+    _ATTRIBUTES.pack_into(buffer, _ATTRIBUTES_POSITION, header.attributes | LOG_APPEND_TIME)
+    _OFFSET.pack_into(buffer, _MAX_TIMESTAMP_POSITION, now_ms)
+    _CRC.pack_into(buffer, CRC_POSITION, crc_of(buffer, 0, header.size_bytes))
 
 
 def correct_max_timestamp(

@@ -251,7 +251,7 @@ class Log:
         stamp(records, 0, first_offset, state.leader_epoch)
         if self._stamps_time:
             if not header.attributes & LOG_APPEND_TIME:
-                stamp_log_append_time(records, 0, now_ms)
+                stamp_log_append_time(records, now_ms)
             timestamp_ms = append_ms = now_ms
         self._write(records, header, first_offset, timestamp_ms, now_ms)
         return AppendInfo(first_offset, state.log_end_offset - 1, append_ms, state.log_start_offset)

@@ -116,7 +116,6 @@ class _Loading:
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     epochs_learned: bool = False
     states: ProducerStates = field(default_factory=ProducerStates)
-    first_recovered: int = 0  # index of the first segment that was verified
     notes: list[str] = field(default_factory=list)
     counts: RecoveryCounts = field(default_factory=RecoveryCounts)
     removed_names: bool = False
@@ -361,7 +360,6 @@ def _recover(loading: _Loading, first: int) -> None:
     """Verify the segments from `first` on; truncate at the first bad one if allowed."""
     segments = loading.segments
     base_offset = segments[first].base_offset
-    loading.first_recovered = first
     loading.next_offset = base_offset
     loading.states = _states_before(loading, first)
     _forget_decided(loading, segments[:first])

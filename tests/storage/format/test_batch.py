@@ -275,7 +275,7 @@ def test_stamping_leaves_the_crc_valid() -> None:
 
 def test_stamping_log_append_time_renews_the_crc() -> None:
     batch = small_batch()
-    stamp_log_append_time(batch, 0, START_MS + 500)
+    stamp_log_append_time(batch, START_MS + 500)
     header = read_header(batch)
     assert verify_crc(batch, 0, header)
     assert {record.timestamp for record in decode_records(batch, header)} == {START_MS + 500}
