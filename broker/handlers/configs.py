@@ -13,7 +13,7 @@ from broker.handlers.topics import (
     refuse_view,
 )
 from broker.network.request_context import RequestContext
-from broker.security.acls import Operation, ResourceType
+from broker.security.acls import Operation
 from broker.topics.topics import TopicError
 from config.broker_keys import describe_broker, parse_broker_value
 from config.fixed_keys import describe_client_metrics, describe_group, describe_loggers
@@ -115,7 +115,7 @@ def _authorize(context: RequestContext, operation: Operation, kind: int, name: s
     if kind == TOPIC:
         is_allowed, code = context.may_topic(operation, name), ErrorCode.TOPIC_AUTHORIZATION_FAILED
     elif kind == GROUP:
-        is_allowed = context.may(operation, ResourceType.GROUP, name)
+        is_allowed = context.may_group(operation, name)
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
     elif kind in (BROKER, BROKER_LOGGER, CLIENT_METRICS):
         is_allowed, code = context.may_cluster(operation), ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -185,6 +185,10 @@ class RequestContext:
         source = self.services.source_topic(topic)
         return self.may(operation, ResourceType.TOPIC, source, is_filter=is_filter)
 
+    def may_group(self, operation: Operation, group_id: str, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on a group."""
+        return self.may(operation, ResourceType.GROUP, group_id, is_filter=is_filter)
+
     def may_ref(self, operation: Operation, topic: str | bytes) -> bool:
         """Return whether the client may perform an operation on a topic, by its name or id.
 
@@ -252,6 +256,15 @@ class RequestContext:
         return milliseconds
 
     @property
+    def java_client_host(self) -> str:
+        """Return the client's address as Kafka's tools expect it.
+
+        Java prints an address without a name with a slash.
+        """
+        host = self.client_host
+        return host if host.startswith("/") else f"/{host}"
+
+    @property
     def client(self) -> Hashable:
         """Return the client among which places are shared."""
         return client_of(self.principal, self.client_host)
@@ -271,8 +284,6 @@ class RequestContext:
             lambda topic: self.may_topic(Operation.DESCRIBE, topic, is_filter=True),
             self.has_left,
         )
-
-    # The following implement GroupRequestContext of broker/handlers/groups/context.py.
 
     @property
     def coordinator(self) -> GroupCoordinator:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from broker.groups.classic.members import NO_ASSIGNMENT, Member, Members, Protocols, memory_of
 from protocol.errors import ErrorCode
 
+UNKNOWN_WAITER = 0  # of a request that its group has not numbered yet
 NO_MEMBER_ID = ""
 
 

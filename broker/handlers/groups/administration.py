@@ -8,8 +8,8 @@ from broker.groups.classic.model import (
 from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
-from broker.handlers.groups.context import GroupRequestContext
-from broker.security.acls import Operation, ResourceType
+from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -30,7 +30,7 @@ NOT_CLASSIC = "group {} is not a classic group"
 
 
 async def list_groups(
-    context: GroupRequestContext, header: RequestHeader, body: ListGroupsRequest
+    context: RequestContext, header: RequestHeader, body: ListGroupsRequest
 ) -> ListGroupsResponse:
     """Answer ListGroups 0-5. The filters by state and type ignore case."""
     states = {name.lower() for name in body.states_filter}
@@ -42,7 +42,7 @@ async def list_groups(
         await turns.take()
         is_listed = (not types or group.type in types) and (
             may_describe_all
-            or context.may(Operation.DESCRIBE, ResourceType.GROUP, group.group_id, is_filter=True)
+            or context.may_group(Operation.DESCRIBE, group.group_id, is_filter=True)
         )
         if is_listed and (not states or group.state.lower() in states):
             groups.append(
@@ -61,13 +61,13 @@ async def list_groups(
 
 
 async def describe_groups(
-    context: GroupRequestContext, header: RequestHeader, body: DescribeGroupsRequest
+    context: RequestContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     """Answer DescribeGroups 0-6: unknown groups are Dead, in version 6 also an error (KIP-1043)."""
     described, turns = [], Turns()
     distinct = {group_id: None async for group_id in turns.over(body.groups)}
     async for group_id in turns.over(distinct):  # a large group may be named often
-        if not context.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+        if not context.may_group(Operation.DESCRIBE, group_id):
             described.append(
                 DescribeGroupsResponseGroup(
                     group_id=group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -117,14 +117,14 @@ async def _describe(
 
 
 async def delete_groups(
-    context: GroupRequestContext, header: RequestHeader, body: DeleteGroupsRequest
+    context: RequestContext, header: RequestHeader, body: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     """Answer DeleteGroups 0-2, once the tombstones are in the log."""
     results, turns = [], Turns()
     for group_id in body.groups_names:
         await turns.take()
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        if context.may(Operation.DELETE, ResourceType.GROUP, group_id):
+        if context.may_group(Operation.DELETE, group_id):
             error = await context.coordinator.deletion.delete_group(group_id)
         results.append(DeleteGroupsResponseGroup(group_id=group_id, error_code=error))
     return DeleteGroupsResponse(results=results)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.classic.model import (
+    UNKNOWN_WAITER,
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
@@ -17,12 +18,8 @@ from broker.groups.classic.model import (
     SyncRequested,
 )
 from broker.groups.member_requests import MemberRequests
-from broker.handlers.groups.context import (
-    UNKNOWN_WAITER,
-    GroupRequestContext,
-    client_host,
-    may_read_group,
-)
+from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -43,10 +40,10 @@ LEAVERS_PER_TURN = 32  # some milliseconds in a group of thousands
 
 
 async def join_group(
-    context: GroupRequestContext, header: RequestHeader, body: JoinGroupRequest
+    context: RequestContext, header: RequestHeader, body: JoinGroupRequest
 ) -> JoinGroupResponse:
     """Answer JoinGroup 0-9, once the next generation has formed."""
-    if not may_read_group(context, body.group_id):
+    if not context.may_group(Operation.READ, body.group_id):
         return JoinGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     version = header.api_version
     rebalance_timeout_ms = body.rebalance_timeout_ms if version >= 1 else body.session_timeout_ms
@@ -56,7 +53,7 @@ async def join_group(
         new_member_id="",
         instance_id=body.group_instance_id,
         client_id=header.client_id or "",
-        client_host=client_host(context),
+        client_host=context.java_client_host,
         session_timeout_ms=body.session_timeout_ms,
         rebalance_timeout_ms=max(rebalance_timeout_ms, 0),
         protocol_type=body.protocol_type,
@@ -90,10 +87,10 @@ async def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
 
 
 async def sync_group(
-    context: GroupRequestContext, header: RequestHeader, body: SyncGroupRequest
+    context: RequestContext, header: RequestHeader, body: SyncGroupRequest
 ) -> SyncGroupResponse:
     """Answer SyncGroup 0-5, once the leader's assignment is in the log."""
-    if not may_read_group(context, body.group_id):
+    if not context.may_group(Operation.READ, body.group_id):
         return SyncGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     request = SyncRequested(
         waiter=UNKNOWN_WAITER,
@@ -117,10 +114,10 @@ async def sync_group(
 
 
 def heartbeat(
-    context: GroupRequestContext, header: RequestHeader, body: HeartbeatRequest
+    context: RequestContext, header: RequestHeader, body: HeartbeatRequest
 ) -> HeartbeatResponse:
     """Answer Heartbeat 0-4."""
-    if not may_read_group(context, body.group_id):
+    if not context.may_group(Operation.READ, body.group_id):
         return HeartbeatResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     request = HeartbeatReceived(
         UNKNOWN_WAITER, body.member_id, body.group_instance_id, body.generation_id
@@ -131,10 +128,10 @@ def heartbeat(
 
 
 async def leave_group(
-    context: GroupRequestContext, header: RequestHeader, body: LeaveGroupRequest
+    context: RequestContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
     """Answer LeaveGroup 0-5: one member up to version 2, a list from version 3 on."""
-    if not may_read_group(context, body.group_id):
+    if not context.may_group(Operation.READ, body.group_id):
         return LeaveGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     single = header.api_version <= 2
     members = body.members

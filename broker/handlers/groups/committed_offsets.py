@@ -8,17 +8,13 @@ from operator import itemgetter
 from typing import TypeVar
 
 from broker.event_loop.loop_turns import Turns
-from broker.groups.classic.model import CommitRequested
+from broker.groups.classic.model import UNKNOWN_WAITER, CommitRequested
 from broker.groups.group_log import chunks_of, offset_chunks
 from broker.groups.offsets.offset_records import CommittedOffset, committed_offset
 from broker.groups.offsets.offsets_store import TopicIndex
-from broker.handlers.groups.context import (
-    UNKNOWN_WAITER,
-    GroupRequestContext,
-    OffsetsToCommit,
-    may_read_group,
-)
-from broker.security.acls import Operation, ResourceType
+from broker.handlers.groups.offsets_to_commit import OffsetsToCommit
+from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -52,7 +48,7 @@ Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupParti
 
 
 async def offset_commit(
-    context: GroupRequestContext, header: RequestHeader, body: OffsetCommitRequest
+    context: RequestContext, header: RequestHeader, body: OffsetCommitRequest
 ) -> OffsetCommitResponse:
     """Answer OffsetCommit 2-10, once the offsets are in the log. Version 10 uses topic ids."""
     now_ms = context.wall_ms()
@@ -60,7 +56,7 @@ async def offset_commit(
     expire_timestamp_ms = min(now_ms + retention_ms, TIMESTAMP_MAX) if retention_ms >= 0 else -1
     turns = Turns()
     by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
-    may_commit = may_read_group(context, body.group_id)
+    may_commit = context.may_group(Operation.READ, body.group_id)
     refusal = ErrorCode.NONE if may_commit else ErrorCode.GROUP_AUTHORIZATION_FAILED
     requested = OffsetsToCommit(context, refusal, expire_timestamp_ms, now_ms)
     for topic in body.topics:
@@ -104,7 +100,7 @@ async def offset_commit(
 
 
 async def offset_fetch(
-    context: GroupRequestContext, header: RequestHeader, body: OffsetFetchRequest
+    context: RequestContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     """Answer OffsetFetch 1-10. Null topics (version 2 and later) request all committed offsets.
 
@@ -126,7 +122,7 @@ async def offset_fetch(
     if body.topics is not None:
         requested = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
     error, offsets = context.coordinator.offsets.fetch(body.group_id)
-    if not context.may(Operation.DESCRIBE, ResourceType.GROUP, body.group_id):
+    if not context.may_group(Operation.DESCRIBE, body.group_id):
         error, offsets = ErrorCode.GROUP_AUTHORIZATION_FAILED, {}
     if error is not ErrorCode.NONE and version >= 2:
         return OffsetFetchResponse(error_code=error)
@@ -141,21 +137,21 @@ async def offset_fetch(
     return response
 
 
-def _topic_error(context: GroupRequestContext, topic: str) -> ErrorCode:
+def _topic_error(context: RequestContext, topic: str) -> ErrorCode:
     if context.may_topic(Operation.DESCRIBE, topic):
         return ErrorCode.NONE
     return ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 async def _fetched(
-    context: GroupRequestContext,
+    context: RequestContext,
     group: OffsetFetchRequestGroup,
     version: int,
     turns: Turns,
     *,
     stable: bool,
 ) -> OffsetFetchResponseGroup:
-    if not context.may(Operation.DESCRIBE, ResourceType.GROUP, group.group_id):
+    if not context.may_group(Operation.DESCRIBE, group.group_id):
         return OffsetFetchResponseGroup(
             group_id=group.group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED
         )
@@ -171,7 +167,7 @@ async def _fetched(
 
 
 async def _fetched_group(
-    context: GroupRequestContext,
+    context: RequestContext,
     group_id: str,
     requested: RequestedPartitions | None,
     turns: Turns,
@@ -201,7 +197,7 @@ async def _requested_partitions(
 
 
 async def _group_by_id(
-    context: GroupRequestContext, group: OffsetFetchRequestGroup, turns: Turns, *, stable: bool
+    context: RequestContext, group: OffsetFetchRequestGroup, turns: Turns, *, stable: bool
 ) -> OffsetFetchResponseGroup:
     """Return the answer for a group in version 10, with an error for each unknown topic id."""
     topics = group.topics
@@ -261,7 +257,7 @@ async def _rows(
 
 
 async def _show_stable(
-    context: GroupRequestContext, group_id: str, topic: str, rows: Sequence[Row], turns: Turns
+    context: RequestContext, group_id: str, topic: str, rows: Sequence[Row], turns: Turns
 ) -> None:
     """Replace offsets that an open transaction may change by UNSTABLE_OFFSET_COMMIT.
 
@@ -279,7 +275,7 @@ async def _show_stable(
 
 
 async def _select(
-    context: GroupRequestContext,
+    context: RequestContext,
     offsets: Mapping[TopicIndex, CommittedOffset],
     requested: RequestedPartitions | None,
     turns: Turns,
@@ -315,10 +311,10 @@ async def _select(
 
 
 async def offset_delete(
-    context: GroupRequestContext, header: RequestHeader, body: OffsetDeleteRequest
+    context: RequestContext, header: RequestHeader, body: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     """Answer OffsetDelete 0, once the tombstones are in the log."""
-    if not context.may(Operation.DELETE, ResourceType.GROUP, body.group_id):
+    if not context.may_group(Operation.DELETE, body.group_id):
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     existing: dict[TopicIndex, None] = {}
     errors: dict[TopicIndex, ErrorCode] = {}

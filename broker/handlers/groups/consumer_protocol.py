@@ -21,8 +21,8 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.consumer.records import each_topic
 from broker.groups.consumer.state import preferred_assignor
-from broker.handlers.groups.context import GroupRequestContext, client_host, may_read_group
-from broker.security.acls import Operation, ResourceType
+from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from config.topics.names import can_exist
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
@@ -49,7 +49,7 @@ CONSUMER_MEMBER = 1  # the type of a member that speaks this protocol (version 1
 
 
 async def consumer_group_heartbeat(
-    context: GroupRequestContext, header: RequestHeader, body: ConsumerGroupHeartbeatRequest
+    context: RequestContext, header: RequestHeader, body: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
     """Answer ConsumerGroupHeartbeat 0-1. From version 1 on the client chooses its member id."""
     if not context.has_consumer_groups:
@@ -79,7 +79,7 @@ async def consumer_group_heartbeat(
         instance_id=body.instance_id,
         rack_id=body.rack_id,
         client_id=header.client_id or "",
-        client_host=client_host(context),
+        client_host=context.java_client_host,
         rebalance_timeout_ms=body.rebalance_timeout_ms,
         topics=None if topics is None else frozenset([t async for t in Turns().over(topics)]),
         regex=body.subscribed_topic_regex,
@@ -114,9 +114,9 @@ async def consumer_group_heartbeat(
     return response
 
 
-async def _denied(context: GroupRequestContext, group_id: str, topics: Iterable[str]) -> ErrorCode:
+async def _denied(context: RequestContext, group_id: str, topics: Iterable[str]) -> ErrorCode:
     """Return why the client may not be a member with this subscription, or NONE."""
-    if not may_read_group(context, group_id):
+    if not context.may_group(Operation.READ, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     async for topic in Turns().over(topics):
         if not context.may_topic(Operation.DESCRIBE, topic):
@@ -150,13 +150,13 @@ def _invalid(version: int, body: ConsumerGroupHeartbeatRequest) -> str | None:
 
 
 async def consumer_group_describe(
-    context: GroupRequestContext, header: RequestHeader, body: ConsumerGroupDescribeRequest
+    context: RequestContext, header: RequestHeader, body: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     """Answer ConsumerGroupDescribe 0-1."""
     described, turns = [], Turns()
     distinct = {group_id: None async for group_id in turns.over(body.group_ids)}
     async for group_id in turns.over(distinct):  # a large group may be named often
-        if not context.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+        if not context.may_group(Operation.DESCRIBE, group_id):
             denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
             described.append(
                 ConsumerGroupDescribeResponseGroup(group_id=group_id, error_code=denied)
@@ -170,7 +170,7 @@ async def consumer_group_describe(
 
 
 async def _describe(
-    context: GroupRequestContext, group_id: str, turns: Turns
+    context: RequestContext, group_id: str, turns: Turns
 ) -> ConsumerGroupDescribeResponseGroup:
     error, group = context.coordinator.describe(group_id)
     if error is not ErrorCode.NONE:
@@ -208,7 +208,7 @@ async def _describe(
 
 
 async def _member(
-    context: GroupRequestContext, group: ConsumerGroup, member: ConsumerMember, turns: Turns
+    context: RequestContext, group: ConsumerGroup, member: ConsumerMember, turns: Turns
 ) -> ConsumerGroupDescribeResponseMember:
     target = group.targets.get(member.member_id, NO_PARTITIONS)
     return ConsumerGroupDescribeResponseMember(
@@ -241,7 +241,7 @@ async def _member(
 
 
 async def _existing(
-    context: GroupRequestContext, partitions: Iterable[PartitionId], turns: Turns
+    context: RequestContext, partitions: Iterable[PartitionId], turns: Turns
 ) -> AsyncIterator[tuple[bytes, str, list[int]]]:
     """Yield id, name and partitions of each topic that still exists."""
     async for topic_id, indexes in each_topic(partitions, turns):

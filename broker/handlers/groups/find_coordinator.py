@@ -1,7 +1,7 @@
 """Handler of FindCoordinator: this broker coordinates all groups and transactions."""
 
 from broker.event_loop.loop_turns import Turns
-from broker.handlers.groups.context import GroupRequestContext
+from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
@@ -17,7 +17,7 @@ UNKNOWN_KEY_TYPE = "this broker coordinates groups and transactions only"
 
 
 async def find_coordinator(
-    context: GroupRequestContext, header: RequestHeader, body: FindCoordinatorRequest
+    context: RequestContext, header: RequestHeader, body: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
     """FindCoordinator 0-6: return this broker for groups and transactional ids."""
     batched = header.api_version >= 4
@@ -41,8 +41,8 @@ async def find_coordinator(
     )
 
 
-def _key_refusal(context: GroupRequestContext, key: str, key_type: int) -> ErrorCode:
-    if key_type == KEY_TYPE_GROUP and not context.may(Operation.DESCRIBE, ResourceType.GROUP, key):
+def _key_refusal(context: RequestContext, key: str, key_type: int) -> ErrorCode:
+    if key_type == KEY_TYPE_GROUP and not context.may_group(Operation.DESCRIBE, key):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     if key_type == KEY_TYPE_TRANSACTION and not context.may(
         Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key
@@ -51,7 +51,7 @@ def _key_refusal(context: GroupRequestContext, key: str, key_type: int) -> Error
     return ErrorCode.NONE
 
 
-async def _create_internal_topic(context: GroupRequestContext, key_type: int) -> ErrorCode:
+async def _create_internal_topic(context: RequestContext, key_type: int) -> ErrorCode:
     if key_type == KEY_TYPE_GROUP:
         return await context.wait_offsets_topic()
     if key_type == KEY_TYPE_TRANSACTION:
@@ -60,7 +60,7 @@ async def _create_internal_topic(context: GroupRequestContext, key_type: int) ->
 
 
 def _coordinator_of(
-    context: GroupRequestContext, key: str, key_type: int, created: ErrorCode
+    context: RequestContext, key: str, key_type: int, created: ErrorCode
 ) -> FindCoordinatorResponseCoordinator:
     error, text = created, None
     if key_type not in (KEY_TYPE_GROUP, KEY_TYPE_TRANSACTION):

@@ -3,14 +3,14 @@
 from typing import Final
 
 from broker.event_loop.loop_turns import Turns
-from broker.groups.classic.model import CommitRequested
+from broker.groups.classic.model import UNKNOWN_WAITER, CommitRequested
 from broker.groups.group_log import offset_chunks
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
-from broker.handlers.groups.context import UNKNOWN_WAITER, OffsetsToCommit
+from broker.handlers.groups.offsets_to_commit import OffsetsToCommit
 from broker.handlers.transactions.producers import in_version, may_use
 from broker.network.request_context import RequestContext
-from broker.security.acls import Operation, ResourceType
+from broker.security.acls import Operation
 from broker.topics.producer_ids import Producer
 from broker.transactions.model import TransactionVersion
 from protocol.codec import RequestHeader
@@ -50,7 +50,7 @@ def _group_refusal(context: RequestContext, transactional_id: str, group_id: str
     """Return why the client may not commit offsets of a group in a transaction, or NONE."""
     if not may_use(context, transactional_id):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    if not context.may(Operation.READ, ResourceType.GROUP, group_id):
+    if not context.may_group(Operation.READ, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     return ErrorCode.NONE
 

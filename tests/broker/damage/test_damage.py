@@ -10,9 +10,8 @@ from structlog.testing import capture_logs
 from admin.command import fail, show_progress
 from broker.app import Broker
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
-from broker.groups.classic.model import CommitRequested
+from broker.groups.classic.model import UNKNOWN_WAITER, CommitRequested
 from broker.groups.offsets.offset_records import committed_offset
-from broker.handlers.groups.context import UNKNOWN_WAITER
 from broker.topics.end_transaction import append_marker
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import Producer
