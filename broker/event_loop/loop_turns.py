@@ -311,6 +311,8 @@ class ConnectionTurns:
 
     def __init__(self) -> None:
         self.clients = TurnQueue(ROUND_SECONDS)
+        # One request of each connection that receives some when the time of `clients` is used up.
+        self.single_requests = TurnQueue(ROUND_SECONDS)
         self.client_tasks = TurnQueue(ROUND_SECONDS)
         # Connections without a complete request, or without credentials if those are needed.
         self.strangers = TurnQueue(STRANGERS_ROUND_SECONDS)

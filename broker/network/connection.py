@@ -9,17 +9,19 @@ idle connection is closed by the listener (listener.py).
 
 A connection that has more requests after its turn queues for another turn. A round of the loop has
 time for a few turns. When this time is used up, a connection that receives requests may handle one
-of them at once, and queues for the others. So clients that send many requests delay one that sends
-few by the time of a round, however many connections they have. Strangers queue for each request,
-and in each round all of them together have the time of one turn. A request that has to wait
-continues in a task. In each round, the turns of tasks have as much time as those of connections,
-and when it is used up, they queue as well (MeasuredTurns).
+of them, and queues for the others. All these single requests have as much time again; beyond that,
+they queue, too, but not behind the connections with many. So clients that send many requests delay
+one that sends few by the time of a round, however many connections they have. Strangers queue for
+each request, and in each round all of them together have the time of one turn. A request that has
+to wait continues in a task. In each round, the turns of tasks have as much time as those of
+connections, and when it is used up, they queue as well (MeasuredTurns).
 """
 
 import asyncio
 import ssl
 import weakref
 from collections.abc import Awaitable, Hashable
+from functools import partial
 from time import perf_counter
 from typing import Final, Protocol, cast
 
@@ -209,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         began = perf_counter()
         self._pump()
         if perf_counter() - began >= TURN_SECONDS:
-            self._wait_for_turn()  # uvloop would read more in this round of the loop
+            self._wait_for_turn(self._turns)  # uvloop would read more in this round of the loop
 
     def eof_received(self) -> bool:
         """Close the connection when the client does."""
@@ -394,34 +396,40 @@ class Connection(asyncio.BufferedProtocol):
 
     def _pump(self) -> None:
         """Handle requests now, or when it is the turn of this connection."""
+        turns = self._owner.turns
         if self.is_stranger:
-            self._wait_for_turn()
+            self._wait_for_turn(turns.strangers)
+        elif not turns.clients.is_over:
+            self._handle_requests(turns.clients, REQUESTS_PER_TURN)
+        elif not turns.single_requests.is_busy:
+            self._handle_requests(turns.single_requests, 1)
         else:
-            self._handle_requests(1 if self._owner.turns.clients.is_over else REQUESTS_PER_TURN)
+            self._wait_for_turn(turns.single_requests)
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_turn(self, turns: TurnQueue) -> None:
         """Receive nothing until the next turn."""
         if self._open:
-            self._queue_turn()
+            self._queue_turn(turns)
             self._mute_or_listen()
 
-    def _queue_turn(self) -> None:
+    def _queue_turn(self, turns: TurnQueue) -> None:
         if not self._is_queued:
             self._is_queued = True
-            self._turns.add(self._take_turn)
+            turns.add(partial(self._take_turn, turns))
 
     @property
     def _turns(self) -> TurnQueue:
         turns = self._owner.turns
         return turns.strangers if self.is_stranger else turns.clients
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, turns: TurnQueue) -> None:
         self._is_queued = False
         if self._open:
-            self._handle_requests(1 if self.is_stranger else REQUESTS_PER_TURN)
+            takes_many = turns is self._owner.turns.clients
+            self._handle_requests(turns, REQUESTS_PER_TURN if takes_many else 1)
 
-    def _handle_requests(self, max_requests: int) -> None:
-        turns, began = self._turns, perf_counter()
+    def _handle_requests(self, turns: TurnQueue, max_requests: int) -> None:
+        began = perf_counter()
         self._take_requests(max_requests, began + TURN_SECONDS)
         turns.charge(perf_counter() - began)
 
@@ -434,7 +442,7 @@ class Connection(asyncio.BufferedProtocol):
                 is_over = handled == max_requests or out_bytes > GATHERED_BYTES_MAX
                 if is_over or (handled and perf_counter() >= turn_end):
                     if self._has_received():
-                        self._queue_turn()
+                        self._queue_turn(self._turns)
                     break
                 handled += 1
                 frame = self._reader.next_frame()
