@@ -13,6 +13,7 @@ from broker.groups.consumer.model import (
     ClassicProtocol,
     ConsumerGroup,
     ConsumerMember,
+    MemberState,
     PartitionId,
 )
 from broker.groups.live_consumer_group import ConsumerRules
@@ -37,6 +38,7 @@ CLOCK_RATE = 10
 LINES_PER_TURN_MAX = 23_000
 # 1,024 topics of an assignment are read in 30,000; the sessions of all members start in 50,000.
 LINES_PER_CHANGE_TURN_MAX = 60_000
+LINES_PER_LOAD_TURN_MAX = 30_000  # one turn starts the deadlines of all members
 TOPICS = frozenset(f"t{number}" for number in range(20))
 
 
@@ -105,6 +107,30 @@ def test_no_turn_of_a_group_with_thousands_of_members_is_long(
 
     asyncio.run(scenario())
     assert {label: lines for label, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+def test_a_group_whose_members_all_revoke_partitions_is_loaded_in_short_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = LoopMeter(CLOCK_RATE)
+
+    async def scenario() -> None:
+        topics = FakeTopics(dict.fromkeys(TOPICS, 10 * MEMBERS // len(TOPICS)))
+        world = World(topics=topics)
+        stable = stable_group(topics)
+        revoking = {
+            key: replace(member, state=MemberState.UNREVOKED_PARTITIONS)
+            for key, member in stable.members.items()
+        }
+        loaded = LoadedPartition(consumer_groups={"g": replace(stable, members=revoking)})
+        world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+        with meter.measuring(monkeypatch):
+            await world.coordinator.loading.activate(0, loaded)
+        await world.clock.advance(REBALANCE_MS)
+        assert not group(world).members
+
+    asyncio.run(scenario())
+    assert meter.longest_turn <= LINES_PER_LOAD_TURN_MAX
 
 
 def classic_group(size: int, topics: frozenset[str], assigned: frozenset[str]) -> Group:
