@@ -108,9 +108,9 @@ class GroupFactory:
     ) -> None:
         """Put a consumer group in place of a classic group with members.
 
-        `may_describe` says which topics the client may describe. The heartbeat that follows writes
-        the group's records. Members are read in turns; nothing happens if the group changes
-        meanwhile. Raises MembershipError.
+        `may_describe` says which topics the client may describe. Members are read in turns; nothing
+        happens if the group changes meanwhile. The records of the group are written although the
+        heartbeat that follows may be refused, or its client may leave. Raises MembershipError.
         """
         group_id, rules = classic.group.group_id, self._consumer_rules
         if not rules.allows_upgrade:
@@ -132,6 +132,7 @@ class GroupFactory:
         classic.close(ErrorCode.REBALANCE_IN_PROGRESS)
         live.note_size()
         live.start_sessions()
+        live.flush_soon()
         limited_logger.info(
             "group upgraded",
             subject=group_id,

@@ -547,7 +547,7 @@ class LiveConsumerGroup:
                 await self._begin_append()
         except asyncio.CancelledError:
             if not self.is_dead:
-                self._flush_soon()  # the client has left, but its change stays
+                self.flush_soon()  # the client has left, but its change stays
             raise
         if self.is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -558,7 +558,7 @@ class LiveConsumerGroup:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return error
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
         """Append what has changed though no client waits for it."""
         self._run_soon(self.flush())
 

@@ -319,7 +319,7 @@ class MemberRequests:
                 return
             await self._factory.upgrade(live, request, viewer.may_describe)
             if self._served.get(group_id) is not live:
-                return  # the heartbeat writes the records of the new group in this step
+                return  # the heartbeat goes on with the new group in this step
             await yield_to_loop()
 
     def _consumer_group(

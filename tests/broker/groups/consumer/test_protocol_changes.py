@@ -20,6 +20,7 @@ from tests.support.broker.groups.classic_client import ClassicClient, Owned, sub
 from tests.support.broker.groups.consumer_group_world import Client, FakeTopics, group
 from tests.support.broker.groups.group_machine import join_request
 from tests.support.broker.groups.group_world import World
+from tests.support.clocks.virtual_clock import settle
 from tests.support.draws import cases
 
 PARTITIONS = 6
@@ -177,6 +178,32 @@ async def test_wherever_a_member_joins_while_its_group_is_upgraded_no_member_is_
         assert set(group(world).members) == {first.member_id, second.member_id, "m"}
         turns += 1
     assert turns > 2
+
+
+async def test_wherever_its_client_closes_the_connection_an_upgraded_group_is_in_the_log(
+    every_turn_is_over: None,
+) -> None:
+    """No other client may send a change for long."""
+    is_over, turns, upgraded = False, 0, 0
+    while not is_over:
+        world = make_world()
+        classic, modern = ClassicClient(world, "a"), Client(world, "m")
+        await converge(classic)
+        upgrade = asyncio.ensure_future(modern.heartbeat())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_over = upgrade.done()
+        upgrade.cancel()
+        for _ in range(10):
+            await settle()  # the records are encoded in turns
+        is_upgraded = isinstance(world.state(), ConsumerGroup)
+        world.restart()
+        assert isinstance(world.state(), ConsumerGroup) is is_upgraded, f"left after {turns} turns"
+        if is_upgraded:
+            assert classic.member_id in group(world).members
+        upgraded += is_upgraded
+        turns += 1
+    assert upgraded > 2
 
 
 async def test_wherever_a_member_joins_while_a_static_one_changes_its_protocol_none_is_lost(
