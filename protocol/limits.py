@@ -32,6 +32,8 @@ WHOLE_ROWS_MAX: Final = 256
 # Kafka's clients send none, or one or two (KIP-482); one section is skipped without a pause.
 TAGS_PER_SECTION_MAX: Final = 64
 STRING_BYTES_MAX: Final = 32_767  # as in Kafka, also for compact strings
+# A topic has about forty keys. A turn parses the settings of one resource, which takes 2 ms.
+SETTINGS_PER_RESOURCE_MAX: Final = 1_000
 
 _LARGE: Final = frozenset(
     (

@@ -18,7 +18,7 @@ from config.topics.keys import InvalidTopicConfigError, describe, parse_value
 from config.topics.names import INTERNAL_TOPICS
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
-from protocol.limits import STRING_BYTES_MAX
+from protocol.limits import SETTINGS_PER_RESOURCE_MAX, STRING_BYTES_MAX
 from protocol.messages import (
     CreatePartitionsRequest,
     CreatePartitionsRequestAssignment,
@@ -43,8 +43,6 @@ from storage.errors import StorageError
 from storage.model import TopicPartition
 
 NO_ID: Final = bytes(16)
-# A topic has about forty keys. A turn parses the settings of one resource, which takes 2 ms.
-SETTINGS_PER_RESOURCE_MAX: Final = 1_000
 # Room for lists of throttled replicas, each as long as a string may be: an older version may have
 # stored such lists, and a client subtracts others from them. Four take 6 ms.
 SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX

@@ -23,11 +23,11 @@ from broker.handlers.configs import (
     incremental_alter_configs,
 )
 from broker.handlers.replication import METADATA_TOPIC
-from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
 from config.topics.keys import TopicConfig
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
+from protocol.limits import SETTINGS_PER_RESOURCE_MAX
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
 from tests.support.protocol.raw_client import RawClient

@@ -15,9 +15,12 @@ from aiohttp import web
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
-from broker.http.api.kafka.topic_changes import parse_settings, setting_documentation
+from broker.http.api.kafka.topic_changes import (
+    parse_names,
+    parse_settings,
+    setting_documentation,
+)
 from broker.http.api.requests import (
-    ApiError,
     body_value,
     json_object,
     json_response,
@@ -87,10 +90,8 @@ class BrokerSettingsApi:
         query_parameters(request, ())
         body = await json_object(request, ("set", "unset", "validate_only"))
         to_set = parse_settings(body_value(body, "set", dict, {}), _unit_of)
-        to_unset = body_value(body, "unset", list, [])
+        to_unset = parse_names(body_value(body, "unset", list, []))
         validate_only = body_value(body, "validate_only", bool, default=False)
-        if not all(isinstance(name, str) for name in to_unset):
-            raise ApiError(400, "unset: expected a list of names")
         configs = [
             m.IncrementalAlterConfigsRequestConfig(name=name, config_operation=SET, value=value)
             for name, value in to_set.values.items()

@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -45,6 +45,7 @@ from config.units import parse_duration_ms, parse_size
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
+from protocol.limits import SETTINGS_PER_RESOURCE_MAX
 from storage.format.checkpoints import decode_topic_id, encode_topic_id
 
 ROOT: Final = "/api/v1/topics"
@@ -239,11 +240,9 @@ class TopicChanges:
         query_parameters(request, ())
         body = await json_object(request, ("set", "unset", "partitions", "validate_only"))
         to_set = parse_settings(body_value(body, "set", dict, {}))
-        to_unset = body_value(body, "unset", list, [])
+        to_unset = parse_names(body_value(body, "unset", list, []))
         partitions = body_value(body, "partitions", int, 0)
         validate_only = body_value(body, "validate_only", bool, default=False)
-        if not all(isinstance(name, str) for name in to_unset):
-            raise ApiError(400, "unset: expected a list of names")
         if both := sorted(to_set.values.keys() & set(to_unset)):
             raise ApiError(400, f"{both[0]} is both in set and in unset")
         name, client = request.match_info["topic"], KafkaClient(self._handlers, request)
@@ -381,6 +380,7 @@ def parse_settings(
     values: Mapping[str, Any], unit_of: Callable[[str], str] = topic_unit
 ) -> RequestedSettings:
     """Return the settings of a request. `unit_of`: "ms", "bytes" or "". Raises ApiError 400."""
+    _check_number(values)
     settings, problem = {}, None
     for name, value in values.items():
         if not isinstance(value, str | int | float):
@@ -394,6 +394,22 @@ def parse_settings(
             else:
                 settings[name] = str(parsed)
     return RequestedSettings(settings, problem)
+
+
+def parse_names(names: list[Any]) -> list[str]:
+    """Return the names of the settings that a request removes. Raises ApiError 400."""
+    _check_number(names)
+    if not all(isinstance(name, str) for name in names):
+        raise ApiError(400, "unset: expected a list of names")
+    return names
+
+
+def _check_number(settings: Sized) -> None:
+    """Refuse more settings than the handler would: their values take long to parse."""
+    if len(settings) > SETTINGS_PER_RESOURCE_MAX:
+        raise ApiError(
+            400, f"{len(settings)} settings, at most {SETTINGS_PER_RESOURCE_MAX} are allowed"
+        )
 
 
 def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:

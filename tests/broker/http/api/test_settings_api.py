@@ -1,5 +1,6 @@
 """/api/v1/settings: what is in effect, who may change it, and the last reload."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.http.api.kafka import topic_changes
 from config.settings_table import help_texts
+from protocol.limits import SETTINGS_PER_RESOURCE_MAX
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.broker.http_client import basic, call_api
 from tests.support.clocks.loop_meter import LoopMeter
@@ -124,3 +127,25 @@ async def test_the_answer_is_made_in_turns(broker: Broker, monkeypatch: pytest.M
     assert status == 200
     assert meter.lines > LINES_PER_TURN_MAX
     assert meter.longest_turn < LINES_PER_TURN_MAX
+
+
+async def test_more_settings_than_a_resource_can_have_are_refused_before_any_is_looked_at(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"name-{number}.ms" for number in range(SETTINGS_PER_RESOURCE_MAX + 1)]
+    topics = "/api/v1/topics"
+    requests: list[tuple[str, str, dict[str, Any]]] = [
+        ("PATCH", PATH, {"set": dict.fromkeys(names, "1 h")}),
+        ("PATCH", PATH, {"unset": names}),
+        ("PATCH", f"{topics}/t", {"set": dict.fromkeys(names, "1 h")}),
+        ("PATCH", f"{topics}/t", {"unset": names}),
+        ("POST", topics, {"name": "t", "settings": dict.fromkeys(names, "1 h")}),
+    ]
+    monkeypatch.setattr(
+        topic_changes, "parse_duration_ms", lambda _: pytest.fail("a value is read")
+    )
+    for method, path, body in requests:
+        content, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        status, answer = await call_api(broker, method, path, content, **headers)
+        reason = "1001 settings, at most 1000 are allowed"
+        assert (status, answer["detail"]) == (400, reason), (method, path)
