@@ -7,10 +7,11 @@ Rules
 - A skip removes one damaged range from its segment (storage/swap/remove_damage.py). It is
   durable when the broker answers, and the broker logs it. It cannot be undone; the bytes are kept
   in a file.
-- A truncation removes all records from an offset on, but no part of a transaction. It aborts a
-  running clean and changes the generation of the log, so that planned work and leases of the log
-  become invalid. The recovery point is lowered durably first: after a crash the log ends at the
-  offset, or contains records that it had before. No flush raises it meanwhile.
+- A truncation removes all records from an offset on and no others. A log ends between two batches,
+  so an offset inside a batch is refused, and so is one inside a transaction. It aborts a running
+  clean and changes the generation of the log, so that planned work and leases of the log become
+  invalid. The recovery point is lowered durably first: after a crash the log ends at the offset, or
+  contains records that it had before. No flush raises it meanwhile.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
@@ -221,6 +222,7 @@ class LogRepair:
         async with self._pause(partition.partition, reason), partition.flushing:
             log = partition.log
             self._check_truncation(partition, offset, force=force)
+            await self._check_batch(log, offset)
             await self._check_transactions(log, offset)
             log.lower_recovery_point(offset)
             cleaned = self._table.cleaner_offsets.get(partition.partition, 0)
@@ -286,6 +288,20 @@ class LogRepair:
                 "To remove them, use `--force` (in the HTTP API: `force`)."
             )
         return Truncation(offset, log.log_end_offset, acknowledged)
+
+    async def _check_batch(self, log: Log, offset: int) -> None:
+        """Raise TruncationRefusedError if the truncation would remove records below the offset."""
+        batch = await self._threads.run(log.directory, partial(log.find_batch_over, offset))
+        if batch is None:
+            return
+        first_offset = max(batch.start, log.log_start_offset)
+        if first_offset < offset:
+            raise TruncationRefusedError(
+                f"offset {offset} of {log.partition} is inside a batch of offsets {batch.start} to "
+                f"{batch.stop - 1}, and a log ends between two batches. Truncate to offset "
+                f"{first_offset}, which also removes offsets {first_offset} to {offset - 1}, or to "
+                f"offset {batch.stop}, which keeps the batch."
+            )
 
     async def _check_transactions(self, log: Log, offset: int) -> None:
         """Raise TruncationRefusedError if the truncation would remove a part of a transaction.

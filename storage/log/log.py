@@ -422,6 +422,18 @@ class Log:
         transaction = LogProducers(states).open_transaction()
         return None if transaction is None else transaction[:2]
 
+    def find_batch_over(self, offset: int) -> range | None:
+        """Return the offsets of the batch that begins below `offset` and does not end below it.
+
+        May run in a thread. Raises StorageError, OSError.
+        """
+        for batch in self._state.segments.since(offset)[0].readable_batches(0):
+            header = batch.header
+            if header.next_offset > offset:
+                is_over = header.base_offset < offset
+                return range(header.base_offset, header.next_offset) if is_over else None
+        return None
+
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
         """Truncate the log to end at `offset`; return False if it already ends there or before.
 

@@ -3,8 +3,9 @@
 The caller plans the cut first and refuses it if damage hides the position. Recovery never ends a
 log below the recovery point that it finds, so the caller lowers that durably before the truncation.
 
-The last batch that is left may end below the offset: the offset was within a batch, or the cleaner
-removed the batches in front of it. Then a new segment begins there, so that its name shows the end
+A batch that the offset is in goes whole; the caller refuses that if it has records below the offset
+that are to stay. Then, and where the cleaner removed the batches in front of the offset, the last
+batch that is left ends below it. A new segment begins at the offset, so that its name shows the end
 of the log. Otherwise a start without the recovery point would assign offsets a second time.
 """
 

@@ -161,7 +161,7 @@ class PartitionModel:
         return min([*before[-1:], *since])
 
     def cut(self, offset: int) -> None:
-        """An operator truncated the log to an offset: a batch that it is in goes as a whole."""
+        """An operator truncated the log to an offset; below the log start, a batch goes whole."""
         self.lowest_cut = min(self.lowest_cut, offset)
         self.cut_end = min(self.cut_end, offset)
         gone = [batch for batch in self.history if batch.header.next_offset > offset]

@@ -10,6 +10,7 @@ from broker.damage.log_repair import (
 from storage.errors import CorruptBatchError
 from storage.format.batch import BatchHeader, walk_headers
 from storage.format.filenames import LOG, file_name
+from storage.log.log import Log
 from tests.sim.model import CRC_END, PartitionModel
 from tests.sim.world import World
 from tests.support.broker.broker_in_memory import log_repair_of
@@ -54,15 +55,17 @@ class Repairs:
 
     def _plain_batches(self, path: str) -> list[tuple[int, BatchHeader]]:
         """Batches outside of transactions: the loss of a marker changes what others mean."""
-        try:
-            headers = list(walk_headers(self._world.env.read_file(path)))
-        except (CorruptBatchError, FileNotFoundError):
-            return []
         return [
             (position, header)
-            for position, header in headers
+            for position, header in self._batches(path)
             if not header.is_control and not header.is_transactional
         ]
+
+    def _batches(self, path: str) -> list[tuple[int, BatchHeader]]:
+        try:
+            return list(walk_headers(self._world.env.read_file(path)))
+        except (CorruptBatchError, FileNotFoundError):
+            return []
 
     def _flip(self, path: str, at: int, bit: int) -> None:
         file = self._world.env.open(path, write=True)
@@ -89,13 +92,23 @@ class Repairs:
         self._world.has_news = True
 
     async def truncate(self, name: str, share: float) -> None:
-        """Cut a log, as `varve log truncate --force` does."""
+        """Cut a log, as `varve log truncate --force` does: inside a batch, in front of it then."""
+        offset = await self._truncate(name, share=share)
+        if offset is not None:
+            await self._truncate(name, offset=offset)
+
+    async def _truncate(
+        self, name: str, *, share: float = 0.0, offset: int | None = None
+    ) -> int | None:
+        """Return where the batch begins that the offset is inside, if that was refused."""
         model, partition = self._world.models.get(name), self._world.served(name)
         if model is None or partition is None or model.deleting:
-            return
+            return None
         log = partition.log
         start = log.log_start_offset
-        offset = start + int((log.log_end_offset - start) * share)
+        if offset is None:
+            offset = start + int((log.log_end_offset - start) * share)
+        batch = self._batch_over(log, offset)
         model.cutting, model.flushed = offset, log.recovery_point
         try:
             await log_repair_of(self._world.env, self._world.broker).truncate(
@@ -104,21 +117,33 @@ class Repairs:
         except REFUSALS as error:
             model.cutting, model.flushed = None, 0
             self._world.note(f"    refused: {error}")
-            return
+            return None if batch is None else max(start, batch.base_offset)
         model.cutting, model.flushed = None, 0
         log = partition.log  # another one if the replica was moved meanwhile
         if log.log_end_offset > offset:
             raise model.fail("truncated", f"the log ends at {log.log_end_offset}, not at {offset}")
+        if batch is not None and offset > start:
+            raise model.fail("truncated", f"offset {offset} is in the batch at {batch.base_offset}")
         self._check_kept(model, log.log_end_offset, offset)
         model.cut(offset)
         if not self._world.env.happened and self._world.env.full is None:
             model.cut_end = offset  # without room, only the recovery point shows it
         self._world.seen["truncated"] += 1
         self._world.has_news = True
+        return None
+
+    def _batch_over(self, log: Log, offset: int) -> BatchHeader | None:
+        """The batch that has records below the offset, and others from it on."""
+        with self._world.env.without_faults():
+            for facts in log.segment_facts():
+                for _, header in self._batches(f"{log.directory}/{_log_name(facts.base_offset)}"):
+                    if header.base_offset < offset < header.next_offset:
+                        return header
+        return None
 
     @staticmethod
     def _check_kept(model: PartitionModel, end_offset: int, offset: int) -> None:
-        """Only a batch that the offset is in goes as a whole."""
+        """No batch below the offset goes."""
         for batch in model.history:
             if end_offset <= batch.base and batch.header.next_offset <= offset:
                 raise model.fail("truncated", f"the batch at {batch.base} went, below {offset}")

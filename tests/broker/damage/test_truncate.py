@@ -182,6 +182,44 @@ async def test_lost_values_of_a_compacted_topic_are_named(env: MemoryEnv) -> Non
         assert "has an older value again, even if it was deleted" in answer["detail"]
 
 
+@pytest.mark.parametrize("policy", [DELETE, COMPACT], ids=["delete", "compact"])
+async def test_no_record_below_the_offset_is_removed_with_its_batch(
+    env: MemoryEnv, policy: dict[str, dict[str, str]]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": policy}) as broker:
+        partition = filled(broker)
+        batch = batch_of(*(value_at(offset) for offset in range(6, 10)))
+        partition.append(memoryview(batch), read_header(batch), 0)
+        filled(broker, 1)  # at 10
+        for end in (7, 9):
+            status, answer = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
+            assert status == 409
+            assert (
+                f"Truncate to offset 6, which also removes offsets 6 to {end - 1}, or to "
+                in (answer["detail"])
+            )
+            assert "offset 10, which keeps the batch" in answer["detail"]
+            assert offsets_in(partition.log) == list(range(11))
+        for end in (10, 6):
+            status, answer = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
+            assert (status, answer["end_offset"]) == (200, end)
+            assert offsets_in(partition.log) == list(range(end))
+
+
+async def test_a_log_that_starts_in_a_batch_is_truncated_to_its_start(env: MemoryEnv) -> None:
+    """What the batch has below the start is removed already."""
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        batch = batch_of(*(value_at(offset) for offset in range(6, 10)))
+        partition.append(memoryview(batch), read_header(batch), 0)
+        partition.log.delete_records(8)
+        status, answer = await api(broker, "POST", f"{PATH}?to=9", {"force": True})
+        assert (status, "Truncate to offset 8" in answer["detail"]) == (409, True)
+        status, answer = await api(broker, "POST", f"{PATH}?to=8", {"force": True})
+        assert (status, answer["end_offset"]) == (200, 8)
+        assert (offsets_in(partition.log), partition.log.log_start_offset) == ([], 8)
+
+
 async def test_an_internal_topic_is_refused(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={}) as broker:
         await broker.coordinators.offsets_topic.ensure()
