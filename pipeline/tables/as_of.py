@@ -3,8 +3,10 @@
 Rules
 - An offset is exclusive: the state as of 12 has the records with offsets below 12. The state as of
   a time has the records before the first later record.
-- If later records removed records below an offset, the state as of it is gone. The request is
-  refused, or with `nearest` moved to the earliest state that is left.
+- If later records removed records below an offset, the state as of it is gone. So is the state as
+  of a time if the log starts above offset 0 and has no record of that time or before: a removed
+  record may have been later. The request is refused, or with `nearest` moved to the earliest state
+  that is left.
 """
 
 import json
@@ -75,17 +77,18 @@ def offsets_as_of_time(
 ) -> dict[int, int]:
     """Return the offset of each partition's first record after a time, or its end offset.
 
-    Raises WireError.
+    If that record may have been removed, return the last offset that it can have had. Raises
+    WireError.
     """
     places = [TopicPartition(topic, number) for number in bounds.end]
     with WireClient(cluster) as client:
         results = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
-    return {
-        partition.partition: bounds.end[partition.partition]
-        if offset == NO_OFFSET
-        else min(max(offset, bounds.first[partition.partition]), bounds.end[partition.partition])
-        for partition, offset in results.items()
-    }
+    offsets = {}
+    for partition, offset in results.items():
+        first, end = bounds.first[partition.partition], bounds.end[partition.partition]
+        later = end if offset == NO_OFFSET else min(offset, end)
+        offsets[partition.partition] = max(0, first - 1) if later <= first else later
+    return offsets
 
 
 def check_offsets(

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from admin.client import ApiClient
 from config import exit_codes
@@ -93,6 +95,37 @@ def test_a_state_as_of_a_time_ends_before_the_first_later_record(
         path = tmp_path / f"t{place}"
         taken(spark, addresses, topic, path, AsOf(time_ms=START_MS + after), table_format="delta")
         assert sorted(read_table(path, "delta").column("value").to_pylist()) == values
+
+
+def delete_records(broker: VarveBroker, topic: str, before_offset: int) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, before_offset)]).values():
+        future.result()
+
+
+@pytest.mark.spark
+def test_a_state_as_of_a_time_that_may_be_before_the_log_start_is_refused_or_moved(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    """Nobody knows whether a removed record was later than the time."""
+    make_topic(broker, topic, cleanup_policy="delete")
+    for minute in range(4):
+        at = START_MS + minute * 60_000
+        write(broker, topic, [(b"%d" % minute, b"v")] * 2, partition=0, timestamp=at)
+    write(broker, topic, [(b"idle", b"v")], partition=1, timestamp=START_MS)
+    delete_records(broker, topic, 3)  # the second record of minute 1 is left
+    unknown = AsOf(time_ms=START_MS + 30_000)
+    with pytest.raises(JobError, match=f"{topic}-0 as of 2 is gone: its log starts at offset 3"):
+        taken(spark, addresses, topic, tmp_path / "t", unknown)
+    nearest = AsOf(time_ms=unknown.time_ms, nearest=True)
+    result = taken(spark, addresses, topic, tmp_path / "t", nearest)
+    assert [(m.partition, m.requested, m.taken) for m in result.moved] == [(0, 2, 3)]
+    assert read_table(tmp_path / "t", "parquet").column("key").to_pylist() == [b"idle"]
+    result = taken(spark, addresses, topic, tmp_path / "u", AsOf(time_ms=START_MS + 60_000))
+    assert (result.end_offsets, result.moved) == ({0: 4, 1: 1}, [])
+    delete_records(broker, topic, 8)  # none is left
+    with pytest.raises(JobError, match=f"{topic}-0 as of 7 is gone: its log starts at offset 8"):
+        taken(spark, addresses, topic, tmp_path / "v", AsOf(time_ms=START_MS + 120_000))
 
 
 @pytest.mark.spark
