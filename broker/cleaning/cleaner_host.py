@@ -61,6 +61,16 @@ def release_in_background(replaced: list[Segment]) -> None:
     loop.call_later(RELEASE_SECONDS, loop.run_in_executor, None, replaced.clear)
 
 
+def _raises_first_base_offset(log: Log, plan: SwapPlan) -> bool:
+    """Return whether a log whose start the checkpoint may not have loses its first segment."""
+    first = log.segments.first_base_offset
+    is_removed = first in plan.source_base_offsets and all(
+        output.base_offset != first for output in plan.outputs
+    )
+    # A start below the first segment is in the checkpoint since an earlier swap.
+    return is_removed and log.log_start_offset >= first
+
+
 class BrokerCleanerHost:
     """The implementation of cleaner.host.CleanerHost with the broker's topics and logs."""
 
@@ -353,14 +363,18 @@ class BrokerCleanerHost:
     async def swap(self, log: Log, plan: SwapPlan, *, checkpoints_first: bool = False) -> None:
         """Execute the swap of pinned segments and serve its outputs; durable on return.
 
-        With `checkpoints_first`, the checkpoints of its directory are written before. Raises
-        SwapRefusedError (the segments are unpinned then), LogDirectoryError.
+        With `checkpoints_first`, the checkpoints of its directory are written before. So they are
+        if the log begins with a source that leaves no output: a start takes the base offset of the
+        first segment for the log start offset if the checkpoint has no other, and consumers below
+        would lose their position.
+
+        Raises SwapRefusedError (the segments are unpinned then), LogDirectoryError.
         """
         sources, folder = plan.source_base_offsets, log.directory
         run = partial(self._threads.run, folder)
         self._swaps[log.partition] += 1
         try:
-            if checkpoints_first:
+            if checkpoints_first or _raises_first_base_offset(log, plan):
                 await self._write_checkpoints(log.log_directory)
             try:
                 await run(partial(execute_swap, self._env, plan))

@@ -34,6 +34,7 @@ from storage.log.log_state import index_limits
 from storage.model import TopicPartition
 from storage.segments.content_ids import restore_content_ids
 from storage.segments.segment import Segment
+from storage.swap.swap_journal import SwapPlan, execute_swap
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import call_api
 from tests.support.cleaner.cleaning import Recorder
@@ -286,6 +287,50 @@ async def test_of_groups_in_one_journal_each_keeps_its_own_rule(
         assert again is not None
         assert again.log.log_start_offset == 3 * RECORDS  # what went does not come back
         assert offsets_in(again.log, start=3 * RECORDS) == survivors
+
+
+@pytest.mark.parametrize("fate", ["restart", "kill", "power"])
+async def test_a_clean_that_empties_the_first_segment_does_not_raise_the_log_start(
+    env: MemoryEnv, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Consumers at its offsets read on at the next record; they get no OFFSET_OUT_OF_RANGE."""
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        for segments in (3, 2):  # the second clean finds a start below the first segment
+            partition = fill(env, broker, segments)
+            job, groups, _ = cleaned(env, broker, group_size=1)
+            assert groups[0].output is None
+            outcomes = await broker.cleaning.publish(job, groups)
+            assert set(outcomes) == {PublishOutcome.PUBLISHED}
+        survivors = list(range(5 * RECORDS - KEYS, 5 * RECORDS))
+        assert offsets_in(partition.log, start=0) == survivors
+        assert (partition.log.log_start_offset, partition.log.segments.first_base_offset) == (0, 40)
+        if fate != "restart":
+            monkeypatch.setattr(broker.manager, "close", lambda **_: None)
+    env_after = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
+    async with broker_in_memory(env_after, topics=BOTH) as broker:
+        again = broker.topics.partition(ORDERS)
+        assert again is not None
+        assert again.log.log_start_offset == 0
+        assert offsets_in(again.log, start=0) == survivors
+
+
+async def test_the_log_start_is_on_the_disk_before_the_first_segment_goes(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 3)
+        job, groups, _ = cleaned(env, broker, group_size=1)
+        log_directory = broker.manager.table.find_directory(ORDERS)
+        assert log_directory is not None
+        starts = []
+
+        def execute(env: MemoryEnv, plan: SwapPlan) -> None:
+            starts.append(read_offsets(env, log_directory.file(filenames.LOG_START_CHECKPOINT)))
+            execute_swap(env, plan)
+
+        monkeypatch.setattr("broker.cleaning.cleaner_host.execute_swap", execute)
+        await broker.cleaning.publish(job, groups)
+        assert starts == [{ORDERS: 0}]
 
 
 async def test_what_a_job_went_by_is_durable_before_its_first_group_is(env: MemoryEnv) -> None:

@@ -412,6 +412,21 @@ async def test_damage_in_the_active_segment_can_be_skipped(
         assert offsets_in(partition.log) == [0, 2]
 
 
+async def test_a_skip_of_the_whole_first_segment_does_not_raise_the_log_start(
+    env: MemoryEnv, clients: list[RawClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        filled(broker, 1)
+        opened = filled(broker, 3).log
+        flip(env, 70)
+        opened.damage.mark(FIRST, 0, "bad CRC")
+        status, _ = await api(broker, "POST", "log/partitions/orders/0/skip?offset=0")
+        assert (status, opened.segments.first_base_offset) == (200, 1)
+        monkeypatch.setattr(broker.manager, "close", lambda **_: None)
+    async with broker_in_memory(env.kill(), topics={"orders": DELETE}) as broker:
+        assert await fetch(broker, clients, 0) == (ErrorCode.NONE, [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [
