@@ -28,7 +28,8 @@ from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.compare.script import Case, Operation
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
 from tests.support.cleaner.key_indexes import small_records_are_indexed
-from tests.support.storage.logs import PARTITION, open_log
+from tests.support.cleaner.log_facts import facts_of
+from tests.support.storage.logs import open_log
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 
@@ -165,18 +166,7 @@ class OurSide:
         self._checkpoint = report.next_dirty_offset
 
     def _facts(self) -> LogFacts:
-        log = self.log
-        return LogFacts(
-            partition=PARTITION,
-            directory=log.directory,
-            config=log.config,
-            segments=log.segment_facts(),
-            log_start_offset=log.log_start_offset,
-            log_end_offset=log.log_end_offset,
-            undecided_offset=min(log.high_watermark, log.last_stable_offset),
-            checkpoint_offset=self._checkpoint,
-            generation=log.generation,
-        )
+        return facts_of(self.log, self._checkpoint)
 
     def _publish(self, group: CleanedGroup) -> None:
         log = self.log

@@ -15,12 +15,11 @@ from tests.sim.model import (
     LifeEndedError,
     PartitionModel,
     RuleError,
-    committed,
     whole_batches,
 )
 from tests.sim.operations import Operations
 from tests.sim.world import World
-from tests.support.cleaner.history import Batch
+from tests.support.cleaner.history import Batch, committed
 
 SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
 LOG_CHANGED = "its log was changed"  # the default reason of a pause

@@ -43,9 +43,8 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from storage.format.batch import ControlType, Record, walk_headers
+from storage.format.batch import Record, walk_headers
 from storage.format.filenames import LARGEST_OFFSET
-from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.model import TopicPartition
 from storage.segments.fetch_slice import FetchSlice
@@ -489,27 +488,6 @@ def batches_in(data: bytes) -> list[Batch]:
 
 def batches_of(part: FetchSlice) -> list[Batch]:
     return batches_in(part.read())
-
-
-def committed(
-    batches: Sequence[Batch], aborted: Iterable[TxnIndexEntry], start: int, stable: int
-) -> list[Record]:
-    """What a consumer of committed records makes of them, by Kafka's algorithm."""
-    waiting = sorted(aborted, key=lambda entry: entry.first_offset)
-    under_way: set[int] = set()
-    seen: list[Record] = []
-    for batch in batches:
-        header = batch.header
-        if header.last_offset >= stable:
-            break
-        while waiting and waiting[0].first_offset <= header.last_offset:
-            under_way.add(waiting.pop(0).producer_id)
-        if header.is_control:
-            if batch.marker is ControlType.ABORT:
-                under_way.discard(header.producer_id)
-        elif not (header.is_transactional and header.producer_id in under_way):
-            seen += batch.records
-    return [record for record in seen if record.offset >= start]
 
 
 def _placed(batch: Batch, base_offset: int) -> Batch:

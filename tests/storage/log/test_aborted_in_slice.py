@@ -5,36 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from storage.format.batch import ControlType, Record, build_batch, marker_record, walk_headers
+from storage.format.batch import walk_headers
 from storage.log.log import Log
-from tests.support.storage.logs import NOW_MS, SMALL, append_batch, open_log
+from tests.support.storage.logs import SMALL, open_log
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.transactions import end, write
 
-TRANSACTIONAL = 0x10
-CONTROL = 0x30
 READ_BYTES = 500
 
 
 @pytest.fixture
 def env() -> MemoryEnv:
     return MemoryEnv(seed=3)
-
-
-def write(log: Log, producer_id: int) -> None:
-    batch = build_batch(
-        [Record(0, NOW_MS, b"k", b"v", ())],
-        producer_id=producer_id,
-        producer_epoch=0,
-        base_sequence=0,
-        attributes=TRANSACTIONAL,
-    )
-    append_batch(log, batch, in_transaction=True)
-
-
-def abort(log: Log, producer_id: int) -> None:
-    marker = [marker_record(ControlType.ABORT, 0, NOW_MS)]
-    batch = build_batch(marker, producer_id=producer_id, producer_epoch=0, attributes=CONTROL)
-    append_batch(log, batch)
 
 
 def slices(log: Log) -> list[tuple[int, list[tuple[int, int]], set[tuple[int, int]]]]:
@@ -66,7 +48,7 @@ def test_a_slice_names_few_transactions_however_many_follow(
     log = open_log(env, replace(SMALL, segment_bytes=segment_bytes))
     for producer_id in range(300):
         write(log, producer_id)
-        abort(log, producer_id)
+        end(log, producer_id)
     for _, named, needed in slices(log):
         assert needed <= set(named)
         assert len(named) <= 10  # of 70 to 80 bytes a batch
@@ -83,13 +65,13 @@ def test_a_slice_names_every_transaction_that_its_batches_need(
     for _ in range(300):
         producer_id = rng.randrange(8)
         if producer_id in opened and rng.random() < 0.4:
-            abort(log, producer_id)
+            end(log, producer_id)
             opened.discard(producer_id)
         else:
             write(log, producer_id)
             opened.add(producer_id)
     for producer_id in opened:
-        abort(log, producer_id)
+        end(log, producer_id)
     for offset, named, needed in slices(log):
         assert needed <= set(named), (seed, offset)
 
@@ -98,7 +80,7 @@ def test_a_wrong_index_entry_hides_no_transaction(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
     for producer_id in range(50):
         write(log, producer_id)
-        abort(log, producer_id)
+        end(log, producer_id)
     offsets = log.segments.active.indexes.offsets
     for at in range(len(offsets)):
         offsets.offsets[at] = at // 3  # they say less than the batches at these positions

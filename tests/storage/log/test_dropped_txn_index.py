@@ -7,38 +7,19 @@ import pytest
 
 from storage.errors import LogDirectoryError
 from storage.format import filenames
-from storage.format.batch import ControlType, Record, build_batch, marker_record
 from storage.log.log import Log
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import IndexNotReadyError, Segment
-from tests.support.storage.logs import FOLDER, NOW_MS, append_batch, open_log
+from tests.support.storage.logs import FOLDER, NOW_MS, open_log
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.transactions import end, write
 
-TRANSACTIONAL = 0x10
-CONTROL = 0x30
 Aborted = list[tuple[int, int, int]]
 
 
 @pytest.fixture
 def env() -> MemoryEnv:
     return MemoryEnv(seed=3)
-
-
-def write(log: Log, producer_id: int) -> None:
-    batch = build_batch(
-        [Record(0, NOW_MS, b"k", b"v", ())],
-        producer_id=producer_id,
-        producer_epoch=0,
-        base_sequence=0,
-        attributes=TRANSACTIONAL,
-    )
-    append_batch(log, batch, in_transaction=True)
-
-
-def abort(log: Log, producer_id: int) -> None:
-    marker = [marker_record(ControlType.ABORT, 0, NOW_MS)]
-    batch = build_batch(marker, producer_id=producer_id, producer_epoch=0, attributes=CONTROL)
-    append_batch(log, batch)
 
 
 def three_segments(env: MemoryEnv) -> Log:
@@ -49,9 +30,9 @@ def three_segments(env: MemoryEnv) -> Log:
             write(log, producer_id)
             if log.log_end_offset == 1:
                 write(log, 9)
-            abort(log, producer_id)
+            end(log, producer_id)
         if len(log.segments) == 2:
-            abort(log, 9)
+            end(log, 9)
         log.roll(NOW_MS)
     log.flush()
     assert len(log.segments) == 4
@@ -195,7 +176,7 @@ def test_a_truncation_keeps_the_entries_below_its_offset(env: MemoryEnv, segment
     remaining = [row for row in expected if row[2] < offset]
     assert aborted(log) == remaining
     write(log, 1)
-    abort(log, 1)
+    end(log, 1)
     assert aborted(log) == [*remaining, (1, offset, offset + 1)]
     log.flush()
     log.close()
@@ -205,7 +186,7 @@ def test_a_truncation_keeps_the_entries_below_its_offset(env: MemoryEnv, segment
 def test_a_start_keeps_only_the_index_of_the_active_segment_in_memory(env: MemoryEnv) -> None:
     log = three_segments(env)
     write(log, 1)
-    abort(log, 1)
+    end(log, 1)
     expected = aborted(log)
     log.flush()
     log.close()

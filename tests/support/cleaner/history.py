@@ -20,6 +20,7 @@ from storage.format.batch import (
     read_header,
     verify_crc,
 )
+from storage.format.txn_index import TxnIndexEntry
 
 NONE, OPEN, COMMITTED, ABORTED = "no transaction", "open", "committed", "aborted"
 
@@ -282,6 +283,27 @@ def _is_garbage(
     if record.offset >= reach:
         return False
     return record.key is None or record.offset < superseded.get(record.key, -1)
+
+
+def committed(
+    batches: Sequence[Batch], aborted: Iterable[TxnIndexEntry], start: int, stable: int
+) -> list[Record]:
+    """What a read_committed consumer gets of batches below `stable`, by Kafka's algorithm."""
+    waiting = sorted(aborted, key=lambda entry: entry.first_offset)
+    under_way: set[int] = set()
+    seen: list[Record] = []
+    for batch in batches:
+        header = batch.header
+        if header.last_offset >= stable:
+            break
+        while waiting and waiting[0].first_offset <= header.last_offset:
+            under_way.add(waiting.pop(0).producer_id)
+        if header.is_control:
+            if batch.marker is ControlType.ABORT:
+                under_way.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in under_way):
+            seen += batch.records
+    return [record for record in seen if record.offset >= start]
 
 
 def _has_expired(standing: Batch | None, job: CleanJob) -> bool:

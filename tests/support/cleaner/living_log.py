@@ -41,8 +41,9 @@ from storage.segments.content_ids import write_content_ids
 from storage.swap.swap_journal import discard_outputs, execute_swap, plan_swap
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
 from tests.support.cleaner.compacted_log import SLOT_BYTES, Producer
-from tests.support.cleaner.history import Batch, History, decoded
-from tests.support.storage.logs import FOLDER, HOME, PARTITION, TOPIC_ID, open_log
+from tests.support.cleaner.history import Batch, History, committed, decoded
+from tests.support.cleaner.log_facts import facts_of
+from tests.support.storage.logs import FOLDER, open_log
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.storage.swaps import put
 
@@ -166,20 +167,11 @@ class LivingLog:
     def facts(self) -> LogFacts:
         log = self.log
         pending = log.producers.open_transaction()
-        return LogFacts(
-            partition=PARTITION,
-            directory=FOLDER,
-            config=log.config,
-            segments=log.segment_facts(),
-            log_start_offset=log.log_start_offset,
-            log_end_offset=log.log_end_offset,
-            undecided_offset=min(log.high_watermark, log.last_stable_offset),
-            checkpoint_offset=self.dirty,
-            generation=log.generation,
+        return facts_of(
+            log,
+            self.dirty,
             damaged=log.damage.ranges,
             clock_trusted=self.clock_trusted,
-            topic_id=TOPIC_ID,
-            data_directory=HOME,
             open_transaction=None if pending is None else OpenTransaction(*pending),
         )
 
@@ -454,25 +446,9 @@ class LivingLog:
         """What a read_committed consumer gets from the log start on, by Kafka's own algorithm."""
         log = self.log if log is None else log
         stable = log.last_stable_offset
-        waiting = sorted(
-            log.reader.aborted_transactions(log.log_start_offset, stable),
-            key=lambda e: e.first_offset,
-        )
-        under_way: set[int] = set()
-        seen: list[Record] = []
-        for batch in self.batches(log) if batches is None else batches:
-            header = batch.header
-            if header.last_offset >= stable:
-                break
-            while waiting and waiting[0].first_offset <= header.last_offset:
-                under_way.add(waiting.pop(0).producer_id)
-            if header.is_control:
-                if batch.marker is ControlType.ABORT:
-                    under_way.discard(header.producer_id)
-            elif not (header.is_transactional and header.producer_id in under_way):
-                seen += batch.records
         start = log.log_start_offset  # a reader throws away what comes before it
-        return [record for record in seen if record.offset >= start]
+        aborted = log.reader.aborted_transactions(start, stable)
+        return committed(self.batches(log) if batches is None else batches, aborted, start, stable)
 
     def reopened(self) -> Log:
         """The log as another broker finds it that has nothing but its `.log` files."""

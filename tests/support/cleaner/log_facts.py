@@ -1,14 +1,33 @@
-"""Logs for the planner, without logs."""
+"""What the planner knows of logs: of real ones, and of invented ones."""
 
+import os.path
 from collections.abc import Sequence
 from dataclasses import replace
 
 from cleaner.host import LogFacts
 from config.topics.keys import TopicConfig
+from storage.log.log import Log
 from storage.model import SegmentFacts, TopicPartition
 
 COMPACTED = TopicConfig(cleanup_policy=("compact",))
 T0 = TopicPartition("t", 0)
+
+
+def facts_of(log: Log, checkpoint: int | None, **changes: object) -> LogFacts:
+    made = LogFacts(
+        partition=log.partition,
+        directory=log.directory,
+        config=log.config,
+        segments=log.segment_facts(),
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.log_end_offset,
+        undecided_offset=min(log.high_watermark, log.last_stable_offset),
+        checkpoint_offset=checkpoint,
+        generation=log.generation,
+        topic_id=log.topic_id,
+        data_directory=os.path.dirname(log.directory),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def segment(

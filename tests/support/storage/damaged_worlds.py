@@ -14,9 +14,7 @@ from storage.errors import CorruptBatchError, DamagedSegmentError
 from storage.format import filenames, sealed_json
 from storage.format.batch import (
     ControlType,
-    build_batch,
     decode_records,
-    marker_record,
     verify_crc,
     walk_headers,
 )
@@ -31,18 +29,16 @@ from tests.support.storage.kafka_metadata_log import batches, config, frame, sna
 from tests.support.storage.logs import (
     FOLDER,
     HOME,
-    NOW_MS,
     PARTITION,
     SMALL,
     TOPIC_ID,
-    append_batch,
-    batch_of,
     cleaned,
     fill,
     value_at,
 )
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import RUN, put
+from tests.support.storage.transactions import end, write
 
 Files = Mapping[str, bytes]  # path -> content; a folder in a file's place is FOLDER_HERE
 FOLDER_HERE: Final = b"\0a folder"
@@ -143,12 +139,8 @@ def aborted_in(log: Log) -> tuple[tuple[int, int], ...]:
 
 
 def transaction(log: Log, producer_id: int, kind: ControlType) -> None:
-    data = batch_of(b"t", producer_id=producer_id, producer_epoch=0, base_sequence=0, attributes=16)
-    append_batch(log, data, in_transaction=True)
-    marker = [marker_record(kind, 0, NOW_MS)]
-    append_batch(
-        log, build_batch(marker, producer_id=producer_id, producer_epoch=0, attributes=0x30)
-    )
+    write(log, producer_id)
+    end(log, producer_id, kind)
 
 
 def opened(env: MemoryEnv, directories: Sequence[str] = (HOME,)) -> tuple[LogManager, OpenReport]:

@@ -1,7 +1,6 @@
 """A broker for the pool that has nothing but logs: real facts, real swaps."""
 
 import asyncio
-import os.path
 from collections.abc import Iterator, Mapping
 
 from broker.cleaning.cleaner_host import release_in_background
@@ -12,6 +11,7 @@ from storage.env import Env
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.swap.swap_journal import execute_swap, plan_swap
+from tests.support.cleaner.log_facts import facts_of
 
 
 class LogHost:
@@ -25,20 +25,8 @@ class LogHost:
 
     def facts(self) -> Iterator[LogFacts]:
         for partition, log in list(self.manager.table.logs.items()):
-            yield LogFacts(
-                partition=partition,
-                directory=log.directory,
-                config=log.config,
-                segments=log.segment_facts(),
-                log_start_offset=log.log_start_offset,
-                log_end_offset=log.log_end_offset,
-                undecided_offset=min(log.high_watermark, log.last_stable_offset),
-                checkpoint_offset=self.manager.table.cleaner_offsets.get(partition),
-                generation=log.generation,
-                damaged=log.damage.left_by_cleaner,
-                topic_id=log.topic_id,
-                data_directory=os.path.dirname(log.directory),
-            )
+            checkpoint = self.manager.table.cleaner_offsets.get(partition)
+            yield facts_of(log, checkpoint, damaged=log.damage.left_by_cleaner)
 
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
         return next((facts for facts in self.facts() if facts.partition == partition), None)
