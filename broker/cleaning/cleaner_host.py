@@ -472,15 +472,15 @@ class BrokerCleanerHost:
         if served is None:
             return
         try:
-            mended = await self._threads.run(
-                served.log.directory, served.log.damage.mend_transaction_indexes
+            rewritten = await self._threads.run(
+                served.log.directory, served.log.damage.repair_txn_indexes
             )
         except FileNotFoundError:
             return  # retention removed a segment meanwhile: the next attempt finds out
         except OSError as error:
             self._fail_directory(served.log.failure(error))
             return
-        logger.warning("transaction indexes rebuilt", partition=str(partition), paths=mended)
+        logger.warning("transaction indexes rebuilt", partition=str(partition), paths=rewritten)
 
 
 def _unread_facts_of(log: Log, reason: str) -> LogFacts:

@@ -374,7 +374,8 @@ class MetadataStore:
         for directory in self._directories:
             path = os.path.join(directory, FILE_NAME)
             try:
-                if self._env.exists(path) or self._env.is_link(path):  # a broken one may be mended
+                # An administrator may repair a broken link.
+                if self._env.exists(path) or self._env.is_link(path):
                     copies[directory] = decode_metadata(self._env.read_file(path), path)
             except CorruptCheckpointError as error:
                 self.corrupt[directory] = error.reason

@@ -13,7 +13,7 @@ from storage.log.log_state import LogState
 from storage.segments.damage import DamagedSegment, damage_checksum
 from storage.segments.offset_lookup import locate_readable
 from storage.segments.segment import Segment
-from storage.segments.txn_index_repair import mend
+from storage.segments.txn_index_repair import repair_txn_indexes
 from storage.segments.verify import VerifiedPart, verify_part
 
 
@@ -177,12 +177,12 @@ class LogDamage:
                     first_offset = header.base_offset
         return VerifyStep(segment, position, end, range(first_offset, end_offset), None)
 
-    def mend_transaction_indexes(self) -> list[str]:
+    def repair_txn_indexes(self) -> list[str]:
         """Rebuild transaction indexes of closed segments that contradict the log; return paths.
 
         Reads all headers of the log; call it in a thread.
         """
-        return mend(self._state.segments.closed)
+        return repair_txn_indexes(self._state.segments.closed)
 
 
 def _with_end(damage: DamagedSegment, end_offset: int) -> DamagedSegment:

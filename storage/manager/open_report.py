@@ -50,7 +50,7 @@ class OpenReport:
         for directory, reason in self.offline_directories.items():
             yield "data directory went offline", {"directory": directory, "reason": reason}
         for directory, note in self.directory_notes:
-            yield "data directory mended", {"directory": directory, "reason": note}
+            yield "data directory repaired", {"directory": directory, "reason": note}
         for partition, reason in self.offline.items():
             yield "partition went offline", {"partition": str(partition), "reason": reason}
         if self.taken_over:
@@ -69,4 +69,4 @@ class OpenReport:
         for folder in self.removed:
             yield "folder of a deleted topic removed", {"folder": folder}
         for partition, note in self.notes:
-            yield "mended", {"partition": str(partition), "reason": note}
+            yield "log repaired", {"partition": str(partition), "reason": note}

@@ -388,7 +388,7 @@ class LogOpener:
                     self._table.fail_directory(log_directory.path, str(error))
 
     def report(self, unclean: tuple[str, ...], seconds: float) -> OpenReport:
-        """Return what was found and mended. `unclean` directories had to be recovered."""
+        """Return what was found and repaired. `unclean` directories had to be recovered."""
         directories, by_id = self._table.directories, self._scanned.by_id
         counts = [loaded.counts for _, loaded in self._loaded]
         return OpenReport(

@@ -20,7 +20,7 @@ class IndexLoad:
 
     def __init__(self, segment: Segment, repair: Callable[[Segment], object] | None = None) -> None:
         self.segment = segment
-        self._twin = segment.twin()
+        self._clone = segment.clone()
         self._repair = repair
         self._is_rebuilt = False
 
@@ -28,18 +28,18 @@ class IndexLoad:
         """Read the index files, or headers of the log file. Raises OSError."""
         repair = self._repair
         if repair is None:
-            if self._twin.has_indexes or self._load():
+            if self._clone.has_indexes or self._load():
                 return
             repair = Segment.rebuild
-        self._is_rebuilt = self._twin.work_in_memory(repair)
+        self._is_rebuilt = self._clone.work_in_memory(repair)
 
     def _load(self) -> bool:
         try:
-            self._twin.load_index_files()
+            self._clone.load_index_files()
         except CorruptIndexError:
             return False
-        return not self._twin.has_sparse_index
+        return not self._clone.has_sparse_index
 
     def finish(self) -> bool:
         """Give the indexes to the segment; return whether it has indexes now."""
-        return self.segment.take_indexes(self._twin, are_rebuilt=self._is_rebuilt)
+        return self.segment.take_indexes(self._clone, are_rebuilt=self._is_rebuilt)

@@ -74,7 +74,7 @@ class IndexNotReadyError(StorageError):
     ) -> None:
         super().__init__(f"{segment.path}: a thread has to read it first")
         self.segment = segment
-        self.repair = repair  # what to do with a twin of the segment; None: load the index
+        self.repair = repair  # what to do with a clone of the segment; None: load the index
         self.position = position  # of the pages to read, if the index is usable
 
 
@@ -287,28 +287,28 @@ class Segment:
         self._was_used = True
         return indexes
 
-    def twin(self) -> "Segment":
+    def clone(self) -> "Segment":
         """Return a copy with the same log file and indexes, for another thread.
 
         A rebuild gives it indexes of its own, and writes no files.
         """
-        twin = copy(self)
-        twin.txn_index = copy(self.txn_index)
-        twin._indexes = SegmentIndexes(
+        clone = copy(self)
+        clone.txn_index = copy(self.txn_index)
+        clone._indexes = SegmentIndexes(
             self._env, self.directory, self.base_offset, self._indexes.limits
         )
         if self._indexes.is_loaded:
-            twin._indexes.take(self._indexes)
-        twin.position_hints = {}
-        twin._facts = None
-        return twin
+            clone._indexes.take(self._indexes)
+        clone.position_hints = {}
+        clone._facts = None
+        return clone
 
     def load_index_files(self) -> None:
         """Load the indexes. Raises CorruptIndexError, OSError."""
         self._indexes.load(self.size_bytes)
 
     def work_in_memory(self, repair: "Callable[[Segment], object]") -> bool:
-        """Repair a twin; return whether that rebuilt the indexes."""
+        """Repair a clone; return whether that rebuilt the indexes."""
         self._indexes.is_pinned = True  # the file names are not its own
         before = self._indexes.offsets if self._indexes.is_loaded else None
         with suppress(DamagedSegmentError, CorruptBatchError, CorruptIndexError):
@@ -318,40 +318,40 @@ class Segment:
         self._indexes.encode()
         return True
 
-    def take_indexes(self, twin: "Segment", *, are_rebuilt: bool) -> bool:
+    def take_indexes(self, clone: "Segment", *, are_rebuilt: bool) -> bool:
         """Use the indexes that a thread loaded or rebuilt; return whether there are indexes now.
 
         Batches that were appended meanwhile are added.
         """
-        is_outdated = self._content_id != twin._content_id or self.is_sealed != twin.is_sealed
+        is_outdated = self._content_id != clone._content_id or self.is_sealed != clone.is_sealed
         if is_outdated:
             return self._indexes.is_loaded
         known = {damage.position for damage in self.damages}
-        for damage in twin.damages:
+        for damage in clone.damages:
             if damage.position not in known:
                 self.add_damage(damage)
         if are_rebuilt:
-            self._take_rebuilt(twin)
+            self._take_rebuilt(clone)
         elif not self._indexes.is_loaded:
-            self._indexes.take(twin._indexes)
-        if self.txn_index.take(twin.txn_index):
+            self._indexes.take(clone._indexes)
+        if self.txn_index.take(clone.txn_index):
             self._facts = None
             self._is_synced = False
         self._was_used = True
         return True
 
-    def _take_rebuilt(self, twin: "Segment") -> None:
-        if twin.size_bytes < self.size_bytes:
-            twin._indexes.content = None
-            for batch in scan(self.file, twin.size_bytes, self.size_bytes, whole=False):
-                twin.index_batch(batch.header, batch.position)
+    def _take_rebuilt(self, clone: "Segment") -> None:
+        if clone.size_bytes < self.size_bytes:
+            clone._indexes.content = None
+            for batch in scan(self.file, clone.size_bytes, self.size_bytes, whole=False):
+                clone.index_batch(batch.header, batch.position)
         self._facts = None
         self.position_hints.clear()
         self._first_timestamp_ms = None
-        self._bytes_since_entry = twin._bytes_since_entry
-        self.max_timestamp_ms = twin.max_timestamp_ms
-        self.max_timestamp_offset = twin.max_timestamp_offset
-        self._indexes.take(twin._indexes)
+        self._bytes_since_entry = clone._bytes_since_entry
+        self.max_timestamp_ms = clone.max_timestamp_ms
+        self.max_timestamp_offset = clone.max_timestamp_offset
+        self._indexes.take(clone._indexes)
         self._write_indexes()
 
     @property
@@ -724,7 +724,9 @@ class Segment:
         """Raise IndexNotReadyError if the bytes have to be read from the disk."""
         if not self.is_cached(position, length):
             length = min(length, self.size_bytes - position)
-            raise IndexNotReadyError(self, lambda twin: twin.file.warm(position, length), position)
+            raise IndexNotReadyError(
+                self, lambda clone: clone.file.warm(position, length), position
+            )
 
     @property
     def lookup(self) -> BatchLookup:

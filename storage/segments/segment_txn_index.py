@@ -46,7 +46,7 @@ class SegmentTxnIndex:
         self.base_offset = base_offset
         self._entries: TxnIndexEntries | None = TxnIndexEntries()  # None: dropped from memory
         self._checksum = 0  # of the entries, also while they are dropped
-        self._is_rebuilt = False  # the entries are not those of the file; only of a twin
+        self._is_rebuilt = False  # the entries are not those of the file; only of a clone
         self._file: File | None = None
         self._unwritten = 0  # entries at the end that are not in the file
 
@@ -122,22 +122,22 @@ class SegmentTxnIndex:
         self._entries = TxnIndexEntries.of_bytes(raw)
 
     def set_rebuilt(self, entries: Sequence[TxnIndexEntry]) -> None:
-        """Use other entries for a twin, without a change of the file."""
+        """Use other entries for a clone, without a change of the file."""
         self._entries, self._is_rebuilt = TxnIndexEntries(entries), True
 
-    def take(self, twin: "SegmentTxnIndex") -> bool:
-        """Use the entries that a thread has read for a twin; return whether the file was changed.
+    def take(self, clone: "SegmentTxnIndex") -> bool:
+        """Use the entries that a thread has read for a clone; return whether the file was changed.
 
         If the thread has rebuilt them, they are written. Raises OSError.
         """
-        is_outdated = twin._entries is None or twin._checksum != self._checksum
+        is_outdated = clone._entries is None or clone._checksum != self._checksum
         if self._entries is not None or is_outdated:
             return False
-        if twin._is_rebuilt:
-            self.replace(twin.entries)
+        if clone._is_rebuilt:
+            self.replace(clone.entries)
         else:
-            self._entries = twin.entries
-        return twin._is_rebuilt
+            self._entries = clone.entries
+        return clone._is_rebuilt
 
     def check(self, batch_at: Callable[[int], ScannedBatch | None]) -> None:
         """Compare the entries with the log: an entry ends at a marker of its producer.

@@ -102,9 +102,9 @@ class HeaderScan:
         """Note the damage in the segment."""
         self._task.finish()
 
-    def _read(self, twin: Segment) -> None:
-        batches = twin.readable_batches(self.position)
-        self.position = twin.size_bytes  # unless there are more headers
+    def _read(self, clone: Segment) -> None:
+        batches = clone.readable_batches(self.position)
+        self.position = clone.size_bytes  # unless there are more headers
         for number, batch in enumerate(batches, 1):
             if _may_match(batch, self._at_least_ms):
                 self.match = batch

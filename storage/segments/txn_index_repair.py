@@ -19,27 +19,27 @@ from storage.segments.segment import Segment
 _NO_END = 1 << 62
 
 
-def load_dropped(twin: Segment, *, env: Env, segments: Sequence[Segment]) -> None:
-    """Read the dropped transaction index of a twin; rebuild it if the file was changed.
+def load_dropped(clone: Segment, *, env: Env, segments: Sequence[Segment]) -> None:
+    """Read the dropped transaction index of a clone; rebuild it if the file was changed.
 
     `segments` are those of the log: a transaction may begin in any of them up to this one. Raises
     OSError.
     """
     try:
-        twin.txn_index.load_dropped()
+        clone.txn_index.load_dropped()
     except CorruptIndexError:
-        before = [segment for segment in segments if segment.base_offset <= twin.base_offset]
-        states = load_states(env, twin.directory, before, twin.base_offset)
-        twin.txn_index.set_rebuilt(replay(states, twin, 0, _NO_END))
+        before = [segment for segment in segments if segment.base_offset <= clone.base_offset]
+        states = load_states(env, clone.directory, before, clone.base_offset)
+        clone.txn_index.set_rebuilt(replay(states, clone, 0, _NO_END))
 
 
-def mend(segments: Sequence[Segment]) -> list[str]:
+def repair_txn_indexes(segments: Sequence[Segment]) -> list[str]:
     """Rewrite the transaction indexes of `segments` that differ; return the paths of the files.
 
     Raises OSError.
     """
     states = ProducerStates()
-    mended: list[str] = []
+    rewritten: list[str] = []
     is_damaged = False
     for segment in segments:
         entries = replay(states, segment, 0, _NO_END)
@@ -49,8 +49,8 @@ def mend(segments: Sequence[Segment]) -> list[str]:
             entries = _with_hidden(entries, stored)
         if [entry[:3] for entry in entries] != [entry[:3] for entry in stored]:
             segment.write_txn_entries(entries)
-            mended.append(segment.txn_index.path)
-    return mended
+            rewritten.append(segment.txn_index.path)
+    return rewritten
 
 
 def _with_hidden(

@@ -35,7 +35,7 @@ ERASING_CHUNK = 20  # some ten seeds end no erasure
 # What runs have to reach for their rules to mean anything; far below what they do.
 REACHED = (
     "published", "published by a lease", "adoption: adopted", "view compacted", "segments expired",
-    "ended: kill", "ended: power", "ended: stop", "topic deleted", "mended", "views checked",
+    "ended: kill", "ended: power", "ended: stop", "topic deleted", "log repaired", "views checked",
 )  # fmt: skip
 SEEN = Seen()
 pytestmark = pytest.mark.xdist_group("simulation")  # all of them add to SEEN

@@ -96,11 +96,11 @@ def test_removed_index_files_are_made_anew_from_the_log(kinds: tuple[str, ...]) 
     log.log = open_log(log.env, log.config, was_clean=True)
     if kinds == (".txnindex",):
         assert refused(log)
-        assert log.log.damage.mend_transaction_indexes() == [
+        assert log.log.damage.repair_txn_indexes() == [
             f"{FOLDER}/{filenames.file_name(0, filenames.TXN_INDEX)}"
         ]
     assert [entry[:3] for entry in log.aborted()] == [entry[:3] for entry in entries]
-    assert log.log.damage.mend_transaction_indexes() == []
+    assert log.log.damage.repair_txn_indexes() == []
     log.clean()
     assert log.latest() == want
     assert log.reopened().latest() == want

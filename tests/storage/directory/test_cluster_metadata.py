@@ -193,7 +193,7 @@ def test_no_copy_anywhere_is_a_new_broker(env: MemoryEnv) -> None:
     assert (first.topics, first.epoch, first.last_wall_ms) == ({}, 0, env.wall_ms())
 
 
-def test_the_copy_with_the_highest_epoch_wins_and_the_next_save_mends_the_others(
+def test_the_copy_with_the_highest_epoch_wins_and_the_next_save_repairs_the_others(
     env: MemoryEnv,
 ) -> None:
     old = store_of(env).save(SAMPLE)

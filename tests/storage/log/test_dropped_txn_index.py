@@ -199,9 +199,9 @@ def test_a_repair_compares_dropped_indexes_with_the_log(env: MemoryEnv) -> None:
     log = three_segments(env)
     expected = aborted(log)
     drop(log)
-    assert log.damage.mend_transaction_indexes() == []
+    assert log.damage.repair_txn_indexes() == []
     flip(env, log.segments[1])
-    assert log.damage.mend_transaction_indexes() == [path_of(log.segments[1])]
+    assert log.damage.repair_txn_indexes() == [path_of(log.segments[1])]
     assert aborted(log) == expected
 
 

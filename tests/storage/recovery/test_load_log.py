@@ -91,7 +91,7 @@ def test_an_empty_folder_begins_at_the_log_start(env: MemoryEnv) -> None:
     assert append(log, b"x").first_offset == 500
 
 
-def test_an_empty_active_segment_needs_no_mending(env: MemoryEnv) -> None:
+def test_an_empty_active_segment_needs_no_repair(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 3)
     log.roll(NOW_MS)

@@ -63,8 +63,8 @@ def test_the_positions_kept_are_those_of_the_present_file(segment: Segment) -> N
     segment.open_for_append()
     segment.cut_back(2 * SIZE)
     assert locate(segment, BASE + 8) == 2 * SIZE
-    twin = segment.twin()
-    assert locate(twin, BASE + 2) == SIZE
+    clone = segment.clone()
+    assert locate(clone, BASE + 2) == SIZE
     assert BASE + 2 not in segment.position_hints
 
 

@@ -102,4 +102,4 @@ class LogHost:
         self.failures.append((partition, reason, retry_at_ms))
 
     def repair_transaction_indexes(self, partition: TopicPartition) -> None:
-        self.manager.table.logs[partition].damage.mend_transaction_indexes()
+        self.manager.table.logs[partition].damage.repair_txn_indexes()
