@@ -1,4 +1,4 @@
-"""The states of a lease. No imports of ours: commands that start fast use this module."""
+"""The states of a lease. Imports no other module of Varve, so that commands start fast."""
 
 from enum import StrEnum
 from typing import Final

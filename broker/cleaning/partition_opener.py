@@ -1,4 +1,4 @@
-"""Makes partitions of open logs: connects them to the cleaner, and flushes them in threads."""
+"""Creates the `Partition` that serves an open log, with its threads and the cleaner's hooks."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable

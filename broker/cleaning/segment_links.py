@@ -1,6 +1,6 @@
-"""Link segments of a log that retention may remove, or the cleaner replace, meanwhile.
+"""Hard links to segments, for leases and views that read them while the log changes.
 
-Leases and views work on linked segments beside the log.
+Meanwhile retention may remove the segments, and the cleaner may replace them.
 
 Rules
 - Segments are linked between two swaps of the cleaner. If a swap begins meanwhile, they are planned

@@ -1,1 +1,1 @@
-"""Erasures: requests that no value of a key is left in any file, with a deadline and a receipt."""
+"""Erasures: remove every value of a key from all files, by a deadline, and write a receipt."""

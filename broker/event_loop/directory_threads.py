@@ -1,4 +1,4 @@
-"""Threads for the files of data directories: a disk that hangs keeps no thread of another.
+"""Threads for the files of data directories: a disk that hangs blocks only its own.
 
 A system call on a disk that hangs never returns and keeps its thread for ever. So each data
 directory has threads of its own. If there are several directories, the event loop itself writes to

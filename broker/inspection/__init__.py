@@ -1,1 +1,1 @@
-"""What people look at in topics: pages of records, records without a key, past segments."""
+"""Shows people the content of topics: pages of records, records without a key, old segments."""

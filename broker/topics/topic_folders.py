@@ -1,8 +1,8 @@
-"""Makes and removes the folders of topics in steps, between which other clients have their turn.
+"""Creates and removes the folders of topics in steps; changes of other topics run in between.
 
 Rules
 - Other changes of the same topic wait until the whole change has ended.
-- Partitions whose folders are not made yet count as partitions of the broker.
+- Partitions whose folders do not exist yet count as partitions of the broker.
 """
 
 from collections import defaultdict

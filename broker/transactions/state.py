@@ -1,4 +1,4 @@
-"""The transaction of one transactional id: one pure function from state and event to the next.
+"""The state machine of one transactional id: a pure function from a state and an event.
 
 Rules
 - A value counts when its record is in the log. Until then it is pending, and requests that would

@@ -1,10 +1,10 @@
-"""Who may change the files of views.
+"""Locks on the files of compacted views.
 
 Rules
 - Compactions and removals take turns over all views, and exclude other users of the same files.
-- Whoever needs the files of one partition unchanged, such as a move, waits for that partition only:
-  a compaction of another one may take hours.
-- The turn comes before the files.
+- Code that needs the files of one partition unchanged, such as a move, waits for that partition
+  only: a compaction of another one may take hours.
+- A compaction or removal waits for its turn first, and then locks the files.
 """
 
 import asyncio

@@ -22,6 +22,7 @@ from cleaner.job import Damage, SourceSegment, UnlimitedControl, job_over_all_re
 from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments
 from pipeline.stages.rows import RowWriter
+from pipeline.stages.task_files import open_task_files
 from pipeline.stages.tasks import (
     CombineResult,
     CombineTask,
@@ -30,7 +31,6 @@ from pipeline.stages.tasks import (
     decode,
     encode,
 )
-from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 from storage.errors import DamagedSegmentError
 

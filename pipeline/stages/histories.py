@@ -23,8 +23,8 @@ from cleaner.job import CleanJob, SourceSegment
 from pipeline.records.decode import Selection, decode_segment
 from pipeline.records.fingerprints import Words, fingerprints
 from pipeline.stages.planning import source_segments
+from pipeline.stages.task_files import open_task_files
 from pipeline.stages.tasks import decode, encode
-from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 from storage.errors import DamagedSegmentError
 from storage.format.filenames import LOG, file_name

@@ -17,6 +17,7 @@ from cleaner.job import Damage, UnlimitedControl, job_over_all_records
 from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
+from pipeline.stages.task_files import open_task_files
 from pipeline.stages.tasks import (
     IndexResult,
     IndexTask,
@@ -25,7 +26,6 @@ from pipeline.stages.tasks import (
     decode,
     encode,
 )
-from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 
 SURVIVORS: Final = "survivors"

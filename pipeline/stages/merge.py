@@ -19,8 +19,8 @@ from cleaner.engine.kernels.passes.shards import list_entries, list_missing, mer
 from cleaner.engine.key_map.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
+from pipeline.stages.task_files import TaskFiles, open_task_files
 from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, ShardFiles, decode, encode
-from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
 
 # Share of the memory for the table; the rest is for sorting the offsets of its entries.

@@ -18,8 +18,8 @@ from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import SourceSegment, UnlimitedControl
 from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors
+from pipeline.stages.task_files import TaskFiles, delivered_names, open_task_files
 from pipeline.stages.tasks import DamageFound, RewriteResult, RewriteTask, decode, encode
-from pipeline.stages.workplace import TaskFiles, delivered_names, open_task_files
 from storage.env import Env, RealEnv
 
 

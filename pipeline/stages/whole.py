@@ -6,8 +6,8 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.outcome import MapFullError
 from cleaner.job import UnlimitedControl
 from pipeline.stages.planning import source_segments
+from pipeline.stages.task_files import delivered_names, open_task_files
 from pipeline.stages.tasks import WholeResult, WholeTask, decode, encode
-from pipeline.stages.workplace import delivered_names, open_task_files
 from storage.env import Env, RealEnv
 
 

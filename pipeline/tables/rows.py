@@ -19,8 +19,8 @@ from pipeline.records.columns import arrow_schema
 from pipeline.records.decode import Keep, Selection, decode_segment
 from pipeline.stages.planning import TASK_BYTES, source_segments
 from pipeline.stages.survivors import SurvivorsFile, read_survivors
+from pipeline.stages.task_files import TaskFiles, open_task_files
 from pipeline.stages.tasks import SurvivorFiles, decode, encode
-from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
 from storage.format.filenames import LOG, file_name
 

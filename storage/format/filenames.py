@@ -1,4 +1,4 @@
-"""Names of files and folders in a data directory, both ways; pure.
+"""Build and parse the names of files and folders in a data directory; pure.
 
 The layout is Kafka's. The name of a segment file is its base offset in 20 digits and a suffix. A
 second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Of the

@@ -1,4 +1,4 @@
-"""The log of one partition: it appends, and has a part for each other task.
+"""The log of one partition: `Log` appends; objects that it owns read, roll, flush and expire.
 
 Rules
 - All changes happen on the event loop; only `FlushTask.run` and slices run in threads.

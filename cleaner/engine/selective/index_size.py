@@ -1,7 +1,7 @@
-"""When a key index is small enough beside what it indexes.
+"""Whether a key index is small enough, compared with the segment that it indexes.
 
-A key index has 16 bytes for each record (packed_rows.py). Beside records that take INDEXED_BYTES of
-their segment, that is 5 %. With smaller records the indexes would take much of the disk, and a
+A key index has 16 bytes for each record (packed_rows.py). For records that take INDEXED_BYTES of
+their segment each, that is 5 %. With smaller records the indexes would take much of the disk, and a
 selective clean would read more of them than it saves: such a log is cleaned without indexes.
 """
 

@@ -10,7 +10,7 @@ import pytest
 from cleaner.job import CleanJob
 from pipeline.compaction.cleaning import clean_partitions
 from pipeline.compaction.indexing import index_partitions
-from pipeline.stages import workplace
+from pipeline.stages import task_files
 from pipeline.stages.planning import Limits
 from storage.env import Env, write_file
 from storage.format.filenames import LOG, file_name
@@ -72,7 +72,7 @@ def test_stages_need_nothing_but_what_they_ask_their_transport_for(
         damage(env, job, rng)
     failed = outcome(env, job)
     assert failed is None
-    with patch.object(workplace, "open_transport", lambda env, _: CopyingTransport(env)):
+    with patch.object(task_files, "open_transport", lambda env, _: CopyingTransport(env)):
         for limits in limits_for(rng):
             (cleaned,) = clean_partitions(DirectEngine(env), [job], source_of, limits)
             assert_same(env, cleaned, job)
