@@ -303,6 +303,7 @@ def crowd(runner: asyncio.Runner) -> Iterator[Crowd]:
             authorization={"enabled": True, "super_users": ["User:ANONYMOUS"]},
             # All members join before it ends.
             groups={"initial_rebalance_delay_ms": 3_000},
+            limits={"first_request_ms": 3_600_000},  # the tests before need the connections, too
         ) as broker:
             made = Crowd(broker)
             await made.gather()
