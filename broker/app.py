@@ -9,7 +9,7 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 import asyncio
 import gc
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Final
@@ -197,6 +197,7 @@ class Broker:
             hash_key=self.cleaning.hash_key,
             settings=self.effective_settings.cleaner,
             stats=self.pool.stats,
+            creator=self._creator,
         )
         self.partition_opener = PartitionOpener(
             env,
@@ -422,6 +423,9 @@ class Broker:
             leases=self.leases,
             erasures=self.erasures,
         )
+
+    def _creator(self, partition: TopicPartition) -> Hashable | None:
+        return self.metadata_service.creator(partition)
 
     def _cleaned_elsewhere_end(self, log: Log) -> int:
         checkpoint = self.manager.table.cleaner_offsets.get(log.partition)

@@ -9,12 +9,13 @@ Rules
   segment on that is empty when the kernels are loaded. They are loaded in a thread when the first
   such topic appears. The record of a segment ends when its records turn out to be small
   (appended_keys.py).
+- The memory for keys is shared among the clients that created the partitions (key_memory.py).
 - An index is written in a thread when its segment is closed; the cleaner is woken after that. A
   write that fails costs a reading of the segment, no more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from config.settings import CleanerSettings
 from storage.env import Env
 from storage.errors import StorageError
 from storage.log.log import Log
+from storage.model import TopicPartition
 
 if TYPE_CHECKING:  # these import the compiler
     from cleaner.engine.selective.appended_keys import AppendedKeys
@@ -50,12 +52,15 @@ class KeyRecorder:
         hash_key: Callable[[], bytes],
         settings: Callable[[], CleanerSettings],
         stats: PoolStats,
+        creator: Callable[[TopicPartition], Hashable | None],
     ) -> None:
+        """`creator` returns who created a partition; None for a client without a share."""
         self._env = env
         self._threads = threads
         self._stats = stats
         self._hash_key = hash_key
         self._settings = settings
+        self._creator = creator
         self._memory = KeyMemory()
         self._loading: asyncio.Task[bool] | None = None
         self._writes: set[asyncio.Task[None]] = set()
@@ -83,7 +88,11 @@ class KeyRecorder:
             from cleaner.engine.selective.appended_keys import AppendedKeys
 
             partition.keys = AppendedKeys(
-                self._hash_key(), log.log_end_offset, self._memory, log.segments.active.content_id
+                self._hash_key(),
+                log.log_end_offset,
+                self._memory,
+                log.segments.active.content_id,
+                self._creator(log.partition),
             )
 
     def rolled(self, partition: Partition, wake: Callable[[], None]) -> None:

@@ -261,6 +261,10 @@ class MetadataService:
         self._check_view(name, config)
         return config
 
+    def creator(self, partition: TopicPartition) -> Hashable | None:
+        """Return the client for which a partition counts; None if it counts for nobody."""
+        return self._limits.creator(partition)
+
     def check_growth(self, name: str, total: int, creator: Hashable = None) -> Topic:
         """Refuse a number of partitions that is not larger than the present. Raises TopicError."""
         topic = self._topics.existing(name)

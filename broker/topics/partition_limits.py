@@ -14,6 +14,7 @@ from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.topics import TopicError
 from config.settings import PARTITIONS_PER_TOPIC_MAX
 from protocol.errors import ErrorCode
+from storage.model import TopicPartition
 
 
 class PartitionLimits:
@@ -59,6 +60,10 @@ class PartitionLimits:
         """Count partitions for the client that creates them."""
         for index in indexes:
             self._shares.add(f"{topic}-{index}", creator)
+
+    def creator(self, partition: TopicPartition) -> Hashable | None:
+        """Return the client for which a partition counts; None if it counts for nobody."""
+        return self._shares.creator(str(partition))
 
     async def remove(self, topic: str, indexes: Iterable[int]) -> None:
         """Count partitions that are gone, or were not created, for nobody any more."""

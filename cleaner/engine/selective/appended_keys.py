@@ -13,10 +13,12 @@ Rules
 - A segment with small records is not recorded (index_size.py): from PENDING_BYTES_MIN on, each
   batch shows whether the index would be small so far.
 - Memory: 16 bytes for each record, 32 for each block of batches, and the pending batches. All
-  segments together have a limit (KeyMemory); the segment that exceeds it is not recorded.
+  segments together have a limit, and those of one client (KeyMemory); the segment that exceeds it
+  is not recorded.
 """
 
 from array import array
+from collections.abc import Hashable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -61,9 +63,17 @@ class AppendedKeys:
     """The keys of one active segment that was empty at first."""
 
     def __init__(
-        self, hash_key: bytes, base_offset: int, memory: KeyMemory, content_id: int = 0
+        self,
+        hash_key: bytes,
+        base_offset: int,
+        memory: KeyMemory,
+        content_id: int = 0,
+        client: Hashable | None = None,
     ) -> None:
-        """`content_id`: of the segment; a truncation changes it, and the keys are useless then."""
+        """`content_id`: of the segment; a truncation changes it, and the keys are useless then.
+
+        `client` has a share of the memory; None is one without.
+        """
         self.hash_key = hash_key
         self.content_id = content_id
         self._base_offset = base_offset
@@ -76,6 +86,7 @@ class AppendedKeys:
         self._blocks = BatchBlocks()
         self._pending = bytearray()
         self._memory = memory
+        self._client = client
         self._charged_bytes = 0
 
     def add(
@@ -109,16 +120,15 @@ class AppendedKeys:
 
     def _charge(self) -> None:
         used_bytes = len(self._rows) * _WORD_BYTES + self._blocks.memory_bytes + len(self._pending)
-        self._memory.used_bytes += used_bytes - self._charged_bytes
-        self._charged_bytes = used_bytes
-        if self._memory.used_bytes > self._memory.bytes_max:
+        more_bytes, self._charged_bytes = used_bytes - self._charged_bytes, used_bytes
+        if not self._memory.charge(self._client, more_bytes):
             self.discard()
 
     def discard(self) -> None:
         """Record nothing more of this segment, and free the memory."""
         self.is_usable = False
         self._rows, self._blocks, self._pending = array("Q"), BatchBlocks(), bytearray()
-        self._memory.used_bytes -= self._charged_bytes
+        self._memory.charge(self._client, -self._charged_bytes)
         self._charged_bytes = 0
 
     def finish(self) -> SegmentKeys | None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from broker.cleaning.key_recorder import KeyRecorder
 from broker.topics.partition import Partition
 from cleaner.engine.clean import run_clean
 from cleaner.engine.selective.appended_keys import PENDING_BYTES_MIN
+from cleaner.key_memory import KeyMemory
 from cleaner.planning.grouping import plan_job
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
@@ -50,6 +52,7 @@ class Recorded:
             hash_key=lambda: hash_key,
             settings=lambda: settings,
             stats=self.stats,
+            creator=lambda _: None,
         )
         wake = partial(setattr, self, "woken", 1)
         partition.log.roller.on_roll = partial(self.recorder.rolled, partition, wake)
@@ -123,6 +126,31 @@ async def test_a_segment_that_was_not_recorded_from_its_beginning_is_read() -> N
         await world.roll()
         read, sizes = world.clean()
         assert read == sizes[0]
+
+
+async def test_the_keys_of_a_topic_use_the_share_of_the_client_that_created_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    charged: set[Hashable] = set()
+
+    def charge(_memory: KeyMemory, client: Hashable, _more_bytes: int) -> bool:
+        charged.add(client)
+        return True
+
+    monkeypatch.setattr(KeyMemory, "charge", charge)
+    async with broker_in_memory(MemoryEnv(seed=9), topics=TOPICS) as broker:
+        keys = {"cleanup.policy": "compact"}
+        topic = await broker.metadata_service.create("of-eve", 1, keys, creator="eve")
+        recorder = broker.key_recorder
+        monkeypatch.setattr(recorder, "_settings", lambda: SETTINGS)
+        recorder.begin(topic.partitions[0])
+        await recorder.stop()  # the kernels are loaded
+        for each in (topic.partitions[0], broker.topics.existing("state").partitions[0]):
+            recorder.begin(each)
+            batch = memoryview(build_batch([Record(0, 0, b"k", VALUE)]))
+            header = read_header(batch)
+            each.record_keys(batch, header, each.append(batch, header, 0), None)
+    assert charged == {"eve", None}
 
 
 async def test_kernels_that_cannot_be_loaded_disturb_no_append(

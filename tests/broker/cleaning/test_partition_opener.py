@@ -42,7 +42,12 @@ class Opened:
         threads = threads or DirectoryThreads(env.monotonic)
         settings = CleanerSettings(strategy="dirty-ratio")  # records no keys
         recorder = KeyRecorder(
-            env, threads, hash_key=bytes, settings=lambda: settings, stats=PoolStats()
+            env,
+            threads,
+            hash_key=bytes,
+            settings=lambda: settings,
+            stats=PoolStats(),
+            creator=lambda _: None,
         )
         self.opener = PartitionOpener(
             env,

@@ -128,6 +128,26 @@ def test_the_segment_that_exceeds_the_memory_is_not_recorded() -> None:
     assert log.memory.used_bytes == before
 
 
+def test_a_client_with_many_segments_leaves_memory_for_another() -> None:
+    memory = KeyMemory(bytes_max=8_000)
+    batch = build_batch([Record(0, 0, b"k", b"v")])
+
+    def fill(client: str | None) -> AppendedKeys:
+        keys = AppendedKeys(HASH_KEY, 0, memory, client=client)
+        for offset in range(10):
+            keys.add(batch, read_header(batch), offset, None)
+        return keys
+
+    of_eve = [fill("eve") for _ in range(50)]
+    assert not of_eve[-1].is_usable
+    assert memory.used_bytes <= memory.bytes_max // 2
+    assert fill("ann").is_usable
+    for keys in of_eve:
+        keys.discard()
+    assert fill("eve").is_usable
+    assert [fill(None).is_usable for _ in range(50)].count(True) > 2, "without a share"
+
+
 @pytest.mark.parametrize("codec", [0, LZ4])
 @pytest.mark.parametrize(("value_bytes", "is_recorded"), [(280, False), (360, True)])
 def test_a_segment_of_small_records_is_not_recorded(
