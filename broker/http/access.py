@@ -38,7 +38,11 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The parts of a request that the guard checks. A missing header is empty or None."""
+    """The parts of a request that the guard checks. A missing header is empty or None.
+
+    `content_type` is the header as it was sent: aiohttp parses it with Python's library for mail,
+    which takes a second for 8 KB of semicolons.
+    """
 
     method: str
     path: str
@@ -82,7 +86,7 @@ class Guard:
             return Refusal(403, BY_ADDRESS)
         if request.is_transfer:
             return None
-        if request.method not in SAFE_METHODS and request.content_type != "application/json":
+        if request.method not in SAFE_METHODS and _media_type(request) != "application/json":
             return Refusal(415, "expected Content-Type: application/json")
         return None
 
@@ -93,6 +97,11 @@ class Guard:
         except ValueError:
             return False
         return parts.scheme == self.scheme and parts.netloc.lower() == host.lower() != ""
+
+
+def _media_type(request: RequestFacts) -> str:
+    """Return the type of the body, without the parameters that may follow it."""
+    return request.content_type.partition(";")[0].strip().lower()
 
 
 def host_name(host: str) -> str:

@@ -274,7 +274,7 @@ class HttpServer:
                 path=request.path,
                 host=request.host,
                 origin=request.headers.get("Origin"),
-                content_type=request.content_type if "Content-Type" in request.headers else "",
+                content_type=request.headers.get("Content-Type", ""),
                 is_from_browser="Accept-Language" in request.headers,
                 is_transfer=is_transfer,
             )

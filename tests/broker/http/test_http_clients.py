@@ -18,8 +18,13 @@ from broker.app import Broker
 from broker.http import health, server
 from broker.logging import RateLimitedLogger, configure
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import get
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.memory_env import MemoryEnv
 
+LONGEST_HEADER = 8_000  # bytes; aiohttp accepts 8,190
+LINES_PER_TURN_MAX = 30_000
+CLOCK_RATE = 10
 HEAD = (
     b"POST /api/v1/cleaner/hold HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
@@ -290,3 +295,23 @@ async def test_a_flood_of_malformed_http_is_written_at_a_limited_rate(
         assert await asyncio.wait_for(reader.read(), 20)
         writer.close()
     assert [line["event"] for line in log_lines(log_stream)].count("request malformed") == 5
+
+
+@pytest.mark.parametrize("path", ["/", "/x", "/metrics", "/api/v1/topics"])
+@pytest.mark.parametrize("text", [";", '"', ";*", "(", "a ", ",", ';a="b"'])
+async def test_no_header_of_a_stranger_takes_long_to_parse(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, path: str, text: str
+) -> None:
+    """A Content-Type of 8,000 semicolons held the loop for a second."""
+    value = "a/b" + text * (LONGEST_HEADER // len(text))
+    await get(broker, path)
+    turns: dict[str, int] = {}
+    for name in (
+        *("Accept", "Accept-Encoding", "Authorization", "Content-Encoding", "Content-Type"),
+        *("Cookie", "Expect", "Forwarded", "If-Modified-Since", "If-None-Match", "Origin", "Range"),
+    ):
+        meter = LoopMeter(CLOCK_RATE)
+        with meter.measuring(monkeypatch):
+            await get(broker, path, **{name: value})
+        turns[name] = meter.longest_turn
+    assert {name: lines for name, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
