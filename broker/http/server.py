@@ -37,7 +37,7 @@ from broker.http.access import (
 from broker.http.audited import audit, note_change, note_sender, sender_of
 from broker.http.authentication import HttpAuthentication
 from broker.http.connections import HttpConnections, mark_authorized
-from broker.http.exposition import encoded
+from broker.http.exposition import Encode, encoded
 from broker.http.health import HealthConnections, HealthStatus, answer
 from broker.http.observation import Handler, HttpObserver
 from broker.http.tls_listener import BACKLOG, TlsListener
@@ -343,13 +343,21 @@ class HttpServer:
         return _route_path(request) in self._routes.transfers
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        encode, content_type = _choose_encoder(request.headers.get("Accept", ""))
         body = await encoded(await self._metrics_source.snapshot(), encode, self._freed_later)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health_check(self, request: web.Request) -> web.Response:
         status = self._health_status(request.path)
         return web.Response(status=status.status, text=status.text)
+
+
+def _choose_encoder(accept: str) -> tuple[Encode, str]:
+    """Return what writes metrics, and its content type; the plain one for a wrong version."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):
+        return choose_encoder("")
 
 
 async def _refuse_expectations(

@@ -315,3 +315,12 @@ async def test_no_header_of_a_stranger_takes_long_to_parse(
             await get(broker, path, **{name: value})
         turns[name] = meter.longest_turn
     assert {name: lines for name, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+@pytest.mark.parametrize("version", ["x", "", "1.0.0.", "2.x"])
+@pytest.mark.parametrize("media_type", ["application/openmetrics-text", "text/plain"])
+async def test_a_version_of_metrics_that_is_none_gets_the_plain_format(
+    broker: Broker, media_type: str, version: str
+) -> None:
+    status, text = await get(broker, "/metrics", Accept=f"{media_type};version={version}")
+    assert (status, "# HELP" in text) == (200, True)
