@@ -54,6 +54,7 @@ from storage.log.swap import LogSwap
 from storage.log.truncation import truncate_segments
 from storage.model import AppendInfo, SegmentFacts, TopicPartition
 from storage.recovery.load_log import LoadedLog
+from storage.segments.batch_scan import intact_batch
 from storage.segments.content_ids import write_content_ids
 from storage.segments.offset_lookup import locate_intact
 from storage.segments.producer_snapshots import load_states, write_snapshot
@@ -427,9 +428,12 @@ class Log:
 
         May run in a thread. Raises StorageError, OSError.
         """
-        for batch in self._state.segments.since(offset)[0].readable_batches(0):
-            header = batch.header
-            if header.next_offset > offset:
+        segment = self._state.segments.since(offset)[0]
+        for position, header, _, _ in segment.readable_batches(0):
+            if header.next_offset <= offset:
+                continue
+            # The header of a damaged batch alone may claim to have the offset.
+            if intact_batch(segment.file, position, segment.size_bytes) is not None:
                 is_over = header.base_offset < offset
                 return range(header.base_offset, header.next_offset) if is_over else None
         return None

@@ -8,7 +8,7 @@ from broker.damage.log_repair import (
     TruncationRefusedError,
 )
 from storage.errors import CorruptBatchError
-from storage.format.batch import BatchHeader, walk_headers
+from storage.format.batch import BatchHeader, verify_crc, walk_headers
 from storage.format.filenames import LOG, file_name
 from storage.log.log import Log
 from tests.sim.model import CRC_END, PartitionModel
@@ -57,15 +57,15 @@ class Repairs:
         """Batches outside of transactions: the loss of a marker changes what others mean."""
         return [
             (position, header)
-            for position, header in self._batches(path)
+            for position, header in _headers(self._read(path))
             if not header.is_control and not header.is_transactional
         ]
 
-    def _batches(self, path: str) -> list[tuple[int, BatchHeader]]:
+    def _read(self, path: str) -> bytes:
         try:
-            return list(walk_headers(self._world.env.read_file(path)))
-        except (CorruptBatchError, FileNotFoundError):
-            return []
+            return self._world.env.read_file(path)
+        except FileNotFoundError:
+            return b""
 
     def _flip(self, path: str, at: int, bit: int) -> None:
         file = self._world.env.open(path, write=True)
@@ -136,8 +136,10 @@ class Repairs:
         """The batch that has records below the offset, and others from it on."""
         with self._world.env.without_faults():
             for facts in log.segment_facts():
-                for _, header in self._batches(f"{log.directory}/{_log_name(facts.base_offset)}"):
-                    if header.base_offset < offset < header.next_offset:
+                data = self._read(f"{log.directory}/{_log_name(facts.base_offset)}")
+                for position, header in _headers(data):
+                    is_over = header.base_offset < offset < header.next_offset
+                    if is_over and verify_crc(data, position, header):
                         return header
         return None
 
@@ -147,6 +149,14 @@ class Repairs:
         for batch in model.history:
             if end_offset <= batch.base and batch.header.next_offset <= offset:
                 raise model.fail("truncated", f"the batch at {batch.base} went, below {offset}")
+
+
+def _headers(data: bytes) -> list[tuple[int, BatchHeader]]:
+    """The headers of a whole file; none if one of them is damaged."""
+    try:
+        return list(walk_headers(data))
+    except CorruptBatchError:
+        return []
 
 
 def _log_name(base_offset: int) -> str:

@@ -19,6 +19,7 @@ from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import TRANSACTIONAL, ControlType, Record, build_batch, read_header
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
+from storage.segments.batch_scan import LAST_OFFSET_DELTA_POSITION
 from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.logs import batch_of, offsets_in, value_at
@@ -204,6 +205,18 @@ async def test_no_record_below_the_offset_is_removed_with_its_batch(
             status, answer = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
             assert (status, answer["end_offset"]) == (200, end)
             assert offsets_in(partition.log) == list(range(end))
+
+
+async def test_a_damaged_batch_that_claims_to_have_the_offset_is_in_the_way_of_no_truncation(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker, 4)
+        file = env.open(partition.log.segments[0].path, write=True)
+        delta_at = LAST_OFFSET_DELTA_POSITION + 3
+        file.pwrite(b"\x7f", delta_at)  # the batch at 0 seems to end far behind the log
+        status, answer = await api(broker, "POST", f"{PATH}?to=1", {"force": True})
+        assert (status, answer.get("end_offset")) == (200, 1), answer
 
 
 async def test_a_log_that_starts_in_a_batch_is_truncated_to_its_start(env: MemoryEnv) -> None:
