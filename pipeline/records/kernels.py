@@ -119,9 +119,7 @@ def _fill(
         after, time_delta, delta, key_at, key_bytes, value_bytes = read_record(buf, at, end)
         if after < 0 or delta <= previous or delta > last_delta:
             return BAD_RECORD, at, index
-        time_ms = base_ms + time_delta
-        if (base_ms ^ time_ms) & (time_delta ^ time_ms) < 0:  # the sum exceeds an int64
-            return BAD_RECORD, at, index
+        time_ms = base_ms + time_delta  # wraps, as in Java
         previous = delta
         index += 1
         at = after

@@ -402,6 +402,17 @@ def iterate_views(records: Buffer, header: BatchHeader, position: int = 0) -> It
         raise CorruptBatchError("bytes after the last record", position)
 
 
+def _wrapped(timestamp: int) -> int:
+    """Return a sum or difference of timestamps as 64 bits have it, like Java and the kernels.
+
+    A delete horizon and the timestamp of a record may be farther apart than 64 bits can tell. The
+    delta is then wrapped, and so is the sum, which is the timestamp again.
+    """
+    if -LARGEST_INT64 - 1 <= timestamp <= LARGEST_INT64:
+        return timestamp
+    return (timestamp + LARGEST_INT64 + 1) % (1 << 64) - LARGEST_INT64 - 1
+
+
 def _decode_record(
     data: memoryview, position: int, header: BatchHeader
 ) -> tuple[RecordView, int, int]:
@@ -413,11 +424,9 @@ def _decode_record(
     offset_delta, at = read_varint(data, at, end)
     key, at = _read_bytes(data, at, end)
     value, at = _read_bytes(data, at, end)
-    timestamp = header.base_timestamp + time_delta
+    timestamp = _wrapped(header.base_timestamp + time_delta)
     if header.is_log_append_time:
         timestamp = header.max_timestamp
-    if not -LARGEST_INT64 - 1 <= timestamp <= LARGEST_INT64:
-        raise CorruptBatchError(f"timestamp delta {time_delta}")
     record = RecordView(header.base_offset + offset_delta, timestamp, key, value, data[at:end])
     return record, offset_delta, end
 
@@ -520,9 +529,8 @@ def build_batch(
         max_timestamp = max((record.timestamp for record in records), default=NO_TIMESTAMP)
     data = bytearray()
     for record in records:
-        data += encode_record(
-            record, record.offset - base_offset, record.timestamp - base_timestamp
-        )
+        time_delta = _wrapped(record.timestamp - base_timestamp)
+        data += encode_record(record, record.offset - base_offset, time_delta)
     body: Buffer = data if codec == 0 or not records else compress_records(codec, data, level)
     header = BatchHeader(
         base_offset=base_offset,

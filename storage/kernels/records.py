@@ -176,9 +176,7 @@ def find_timestamp_kernel(
         last_delta = offset_delta
         if target.has_one_timestamp:
             time_delta = 0
-        if is_outside(target.base_timestamp, time_delta, SMALLEST_INT64, LARGEST_INT64):
-            return TIMESTAMP, -1, 0
-        timestamp = target.base_timestamp + time_delta
+        timestamp = target.base_timestamp + time_delta  # wraps, as in Java
         if offset_delta < target.first_delta or timestamp < target.at_least_ms:
             continue
         if best_delta < 0 or timestamp > best_ms:

@@ -7,7 +7,7 @@ import pytest
 from cleaner.engine import context
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanAbortedError, CleanedGroup
-from storage.format.batch import Buffer, build_batch
+from storage.format.batch import Buffer, build_batch, decode_records, read_header
 from storage.format.compression import NONE, ZSTD
 from storage.format.filenames import LOG, file_name
 from tests.support.cleaner.clean_cases import CODECS, batch, damaged, offsets, record
@@ -229,6 +229,20 @@ def test_a_tombstone_stays_for_ever_if_its_horizon_is_no_timestamp() -> None:
     _, groups = clean(env, clean_job([sources], delete_retention_ms=(1 << 63) - 1))
     tombstone, _ = batches_of(output_bytes(env, groups[0]))
     assert tombstone == part.batches[0]
+
+
+def test_times_that_are_farther_than_64_bits_from_the_horizon_survive_it() -> None:
+    """Produce accepts them; the delta to the horizon wraps, as in Kafka."""
+    env = MemoryEnv()
+    early_ms = NOW_MS - (1 << 63) + 1500
+    records = [record(0, "a", None), record(1, "b")]
+    records = [each._replace(timestamp=early_ms) for each in records]
+    sources = write_segments(env, [segment(0, [batch(*records)], 2)])
+    _, groups = clean(env, clean_job([sources]))
+    (cleaned,) = batches_of(output_bytes(env, groups[0]))
+    header = read_header(cleaned)
+    assert header.has_delete_horizon
+    assert decode_records(cleaned, header) == records
 
 
 def test_a_horizon_once_given_is_not_changed_with_the_setting() -> None:

@@ -195,6 +195,15 @@ class Author:
             self.aborted.append(TxnIndexEntry(producer, first, offset, offset))
 
 
+def test_a_time_beyond_64_bits_from_the_horizon_does_not_hide_its_record() -> None:
+    records = [Record(0, -(1 << 63) + 5, b"gone", None), Record(1, 50, b"k", b"v")]
+    data = bytes(build_batch(records, delete_horizon_ms=START_MS))
+    assert decoded(data, columns=("key", "offset")) == [
+        {"key": b"gone", "offset": 0},
+        {"key": b"k", "offset": 1},
+    ]
+
+
 @pytest.mark.parametrize("seed", range(cases(few=4, many=12)))
 def test_columns_equal_records_read_one_by_one(seed: int) -> None:
     print("seed", seed)

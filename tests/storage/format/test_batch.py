@@ -409,14 +409,21 @@ def test_malformed_records_are_corrupt(body: bytes) -> None:
         decode_records(bytes(HEADER_BYTES) + body, header)
 
 
-def test_a_time_beyond_64_bits_is_corrupt() -> None:
-    batch = build_batch([Record(0, 5, b"k", b"v")])
+@pytest.mark.parametrize("timestamp", [-(1 << 63), -(1 << 63) + START_MS, -1, (1 << 63) - 1])
+@pytest.mark.parametrize("horizon_ms", [0, START_MS, (1 << 63) - 1])
+def test_a_time_farther_from_the_horizon_than_64_bits_can_tell_survives(
+    timestamp: int, horizon_ms: int
+) -> None:
+    """Delta and sum wrap, as in Java."""
+    records = [Record(0, timestamp, b"k", None)]
+    batch = build_batch(records, delete_horizon_ms=horizon_ms)
+    assert decode_records(batch, read_header(batch)) == records
+
+
+def test_log_append_time_needs_no_sum() -> None:
+    batch = build_batch([Record(0, 5, b"k", b"v")], attributes=LOG_APPEND_TIME, max_timestamp=7)
     header = read_header(batch)._replace(base_timestamp=(1 << 63) - 1)
-    assert decode_records(batch, header)[0].timestamp == (1 << 63) - 1
-    shifted = build_batch([Record(0, 5, b"k", b"v")], delete_horizon_ms=4)
-    header = read_header(shifted)._replace(base_timestamp=(1 << 63) - 1)
-    with pytest.raises(CorruptBatchError):
-        decode_records(shifted, header)
+    assert decode_records(batch, header)[0].timestamp == 7
 
 
 @given(INT64)

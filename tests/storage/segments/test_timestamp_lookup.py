@@ -295,6 +295,18 @@ def test_a_search_in_a_batch_agrees_with_a_plain_walk_over_its_records(
     assert outcomes == {"damage", "match", "none"}
 
 
+@pytest.mark.parametrize("at_least_ms", [None, 40])
+def test_a_time_beyond_64_bits_from_the_horizon_does_not_hide_the_records_beside_it(
+    env: MemoryEnv, at_least_ms: int | None
+) -> None:
+    records = [Record(0, -(1 << 63) + 5, b"k", None), Record(1, 50, b"k", b"v")]
+    batch = bytes(build_batch(records, delete_horizon_ms=1 << 40))
+    scan = TimestampScan(open_log(env).segments.active.file, 0, at_least_ms, 0, 1 << 20)
+    match = scan.find(ScannedBatch(0, read_header(batch), batch, 0))
+    assert match is not None
+    assert (match.offset, match.timestamp_ms) == (1, 50)
+
+
 @pytest.mark.parametrize("at_least_ms", [None, 1])
 def test_the_interpreter_is_not_occupied_by_the_records_of_a_batch(
     env: MemoryEnv, at_least_ms: int | None
