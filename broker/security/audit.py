@@ -63,20 +63,27 @@ def write_repeated() -> None:
 
 
 def log_change(
-    principal: Principal, host: str, change: str, result: str, details: dict[str, object]
+    principal: Principal,
+    host: str,
+    change: str,
+    result: str,
+    details: dict[str, object],
+    *,
+    is_limited: bool = False,
 ) -> None:
     """Write an administrative change: the name of its API, its result (NONE or an error), details.
 
     The lines of changes are not limited: the changes themselves are, or need the permission to
-    alter (broker/topics/change_pauses.py).
+    alter (broker/topics/change_pauses.py). `is_limited` if neither is so.
     """
     fields = {"principal": str(principal), "host": host, "change": change, **details}
-    if result == "NONE":
-        logger.info("administrative change", **fields)
+    subject = str(principal)
+    if result != "NONE":
+        _limited.info("administrative change failed", subject=subject, reason=result, **fields)
+    elif is_limited:
+        _limited.info("administrative change", subject=subject, **fields)
     else:
-        _limited.info(
-            "administrative change failed", subject=str(principal), reason=result, **fields
-        )
+        logger.info("administrative change", **fields)
 
 
 def shorten(text: str) -> str:

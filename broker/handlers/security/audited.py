@@ -1,10 +1,12 @@
 """Which administrative changes the audit log records: one event for each row of a request.
 
 Rows of partitions have one event for each topic and result: a client may repeat them ten thousand
-times in a request, and they need not change anything. A row that was denied is not here: the denial
-has an event of its own (broker/security/audit.py).
+times in a request, and they need not change anything. Those of a commit have one for each result,
+and a limited rate: a client may commit the same offsets all the time. A row that was denied is not
+here: the denial has an event of its own (broker/security/audit.py).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -34,7 +36,7 @@ class Change(NamedTuple):
 # Request and response -> changes. None: another task may run, although there is no change.
 Describe = Callable[[Any, Any], Iterable[Change | None]]
 SETTINGS_MAX: Final = 100  # of one resource in an event
-PARTITIONS_MAX: Final = 100  # with their offsets, of one topic in an event
+PARTITIONS_MAX: Final = 100  # with their offsets, in an event
 # How the reason begins that Java's administration client sends with the removal of a member.
 REMOVED_BY_ADMIN: Final = "member was removed by an admin"
 DENIALS: Final = frozenset(
@@ -68,6 +70,7 @@ def audited(key: ApiKey, handler: Handler) -> Handler:
                         key.name,
                         ErrorCode(change.error_code).name,
                         {"resource": shorten(change.resource), **change.details},
+                        is_limited=key is ApiKey.OFFSET_COMMIT,
                     )
         return response
 
@@ -218,12 +221,18 @@ def _reset_offsets(request: Any, response: Any) -> Iterator[Change | None]:
         )
         for topic, done in zip(request.topics, response.topics, strict=True)
     )
+    offsets: dict[int, dict[str, dict[int, int]]] = {}  # of the first ones, by error code and topic
+    partitions = Counter[int]()  # by error code
     for result in _by_topic(topics):
-        yield result and Change(
-            request.group_id,
-            result.error_code,
-            {"topic": result.topic, "offsets": result.values, "partitions": result.partitions},
-        )
+        yield None
+        if result is not None:
+            code, room = result.error_code, PARTITIONS_MAX - partitions[result.error_code]
+            if room > 0:
+                first = dict(islice(result.values.items(), room))
+                offsets.setdefault(code, {})[result.topic] = first
+            partitions[code] += result.partitions
+    for code, count in partitions.items():
+        yield Change(request.group_id, code, {"offsets": offsets[code], "partitions": count})
 
 
 def _changes_something(_context: RequestContext, request: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.handlers.security.audited import REMOVED_BY_ADMIN
+from broker.handlers.security.audited import PARTITIONS_MAX, REMOVED_BY_ADMIN
 from broker.http.api.compaction.leases import TRANSFERS
 from broker.http.api.kafka.records import RECORDS
 from broker.logging import LINES_PER_BURST, configure
@@ -273,7 +273,12 @@ async def leave(client: PrincipalClient, **member: Any) -> None:
 
 
 async def commit(
-    client: PrincipalClient, group_id: str, offset: int, *, partitions: int = 1
+    client: PrincipalClient,
+    group_id: str,
+    offset: int,
+    *,
+    partitions: int = 1,
+    topics: Sequence[str] = ("orders",),
 ) -> None:
     rows = [
         m.OffsetCommitRequestPartition(
@@ -285,7 +290,7 @@ async def commit(
         group_id=group_id,
         generation_id_or_member_epoch=-1,
         member_id="",
-        topics=[m.OffsetCommitRequestTopic(name="orders", partitions=rows)],
+        topics=[m.OffsetCommitRequestTopic(name=name, partitions=rows) for name in topics],
     )
     await client.request(ApiKey.OFFSET_COMMIT, 9, body)
 
@@ -315,10 +320,10 @@ async def test_a_reset_of_offsets_is_a_change_and_a_commit_of_a_consumer_is_none
             await commit(root, "g", 4)
     (reset,) = events(lines, "administrative change")
     assert (reset["change"], reset["resource"], reset["host"]) == ("OFFSET_COMMIT", "g", "10.0.0.7")
-    assert (reset["topic"], reset["offsets"]) == ("orders", {0: 4})
+    assert (reset["offsets"], reset["partitions"]) == ({"orders": {0: 4}}, 1)
 
 
-async def test_a_reset_of_many_partitions_is_one_event_for_each_topic_and_result() -> None:
+async def test_a_reset_of_many_partitions_is_one_event_for_each_result() -> None:
     async with http_broker(13) as broker:
         root = PrincipalClient(broker, "root")
         await coordinated(root)
@@ -326,9 +331,34 @@ async def test_a_reset_of_many_partitions_is_one_event_for_each_topic_and_result
         with capture_logs() as lines:
             await commit(root, "g", 4, partitions=3)
     (reset,) = events(lines, "administrative change")
-    assert (reset["offsets"], reset["partitions"]) == ({0: 4}, 1)
+    assert (reset["offsets"], reset["partitions"]) == ({"orders": {0: 4}}, 1)
     (failed,) = events(lines, "administrative change failed")
-    assert (failed["offsets"], failed["partitions"]) == ({1: 4, 2: 4}, 2)
+    assert (failed["offsets"], failed["partitions"]) == ({"orders": {1: 4, 2: 4}}, 2)
+
+
+async def test_a_reset_names_a_hundred_partitions_of_all_topics_together() -> None:
+    async with http_broker(14) as broker:
+        root = PrincipalClient(broker, "root")
+        await coordinated(root)
+        await leave(root, member_id=await joined(root, "first"))
+        with capture_logs() as lines:
+            await commit(root, "g", 4, topics=[f"t{number}" for number in range(300)])
+    (failed,) = events(lines, "administrative change failed")
+    assert sum(map(len, failed["offsets"].values())) == PARTITIONS_MAX
+    assert failed["partitions"] == 300
+
+
+async def test_a_client_that_resets_offsets_all_the_time_writes_few_lines() -> None:
+    async with http_broker(15) as broker:
+        root = PrincipalClient(broker, "root")
+        await coordinated(root)
+        await leave(root, member_id=await joined(root, "first"))
+        with capture_logs() as lines:
+            for offset in range(3 * LINES_PER_BURST):
+                await commit(root, "g", offset)
+    resets = events(lines, "administrative change")
+    assert resets[0]["offsets"] == {"orders": {0: 0}}
+    assert LINES_PER_BURST <= len(resets) < 2 * LINES_PER_BURST
 
 
 async def test_partitions_that_a_request_repeats_leave_one_event_for_each_topic_and_result() -> (
