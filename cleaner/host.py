@@ -149,6 +149,9 @@ class CleanerHost(Protocol):
     def data_directories(self) -> Iterable[str]:
         """Return the log directories in use, also those without a served partition."""
 
+    def fail_directory(self, directory: str, error: OSError) -> None:
+        """Take a log directory offline that has given an error."""
+
     def clock_trusted(self) -> bool:
         """Return whether the wall time that was read just before may decide what is removed."""
 

@@ -142,6 +142,10 @@ class BrokerCleanerHost:
             directory.path for directory in self._manager.table.directories if directory.is_online
         ]
 
+    def fail_directory(self, directory: str, error: OSError) -> None:
+        """Take a log directory offline that has given an error."""
+        self._fail_directory(LogDirectoryError(directory, str(error)))
+
     def _readable_facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts | None:
         """Return the facts; None if the files cannot be read, which takes them offline."""
         try:

@@ -87,7 +87,7 @@ class CleanerPool:
         self._measured = measured
         self.in_progress = InProgressMap()
         self.stats = PoolStats()
-        self.state_store = CleanerStateStore(env, host.allow_checkpoints)
+        self.state_store = CleanerStateStore(env, host.allow_checkpoints, host.fail_directory)
         self.offload = Offload(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
         self.scanner = PartitionScanner(
             host, self.in_progress, env, self.stats, self.state_store, offload=self.offload

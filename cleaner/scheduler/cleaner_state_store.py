@@ -6,8 +6,10 @@ Rules
   together, an operator's pause and the beginning of a publication at once.
 - A failed write of the state is repeated every SAVE_SECONDS, and once more at the stop. Lines of
   the history that could not be written are lost.
-- A file that cannot be read is ignored and logged. A directory that cannot be written is logged
-  once until it can be written again; it does not delay other directories.
+- A damaged file is ignored and logged. If the disk does not give the file, its directory fails: the
+  file may be intact, and the next write would replace it.
+- A directory that cannot be written is logged once until it can be written again; it does not
+  delay other directories.
 - The state is written before the cleaner checkpoint, so the checkpoint never has a higher first
   dirty offset than the state on the disk has, or had before the offset fell
   (`earlier_first_dirty_offset`). If it is higher at a start, another broker has written it, or it
@@ -54,10 +56,19 @@ logger = structlog.get_logger("cleaner")
 class CleanerStateStore:
     """The cleaner state of each partition, over all log directories."""
 
-    def __init__(self, env: Env, offsets_saved: OffsetsSaved = lambda _: None) -> None:
-        """`offsets_saved` is called with the first dirty offsets of a file that is on the disk."""
+    def __init__(
+        self,
+        env: Env,
+        offsets_saved: OffsetsSaved = lambda _: None,
+        fail_directory: Callable[[str, OSError], None] = lambda *_: None,
+    ) -> None:
+        """`offsets_saved` is called with the first dirty offsets of a file that is on the disk.
+
+        `fail_directory` is called if the disk does not give the file of a directory.
+        """
         self._env = env
         self._offsets_saved = offsets_saved
+        self._fail_directory = fail_directory
         self._entries: dict[TopicPartition, PartitionCleanerState] = {}
         self._directories: dict[TopicPartition, str] = {}  # the data directory of each
         self._writers: dict[str, StateFileWriter] = {}
@@ -67,14 +78,18 @@ class CleanerStateStore:
         directories: Iterable[str],
         directory_of: Callable[[TopicPartition], str | None] = lambda _: None,
     ) -> list[JobRecord]:
-        """Read the files of all directories; return the job records. Ignores bad files.
+        """Read the files of all directories; return the job records. Ignores damaged files.
 
         A kill soon after a move may leave a partition in two files. Then the entry in the directory
         of its log counts, which `directory_of` returns: it is newer.
         """
         job_records: list[JobRecord] = []
         for directory in directories:
-            entries, records = await asyncio.to_thread(_load, self._env, directory)
+            try:
+                entries, records = await asyncio.to_thread(_load, self._env, directory)
+            except OSError as error:
+                self._fail_directory(directory, error)
+                continue
             for partition, entry in entries.items():
                 if partition not in self._entries or directory_of(partition) == directory:
                     self._entries[partition] = entry
@@ -443,13 +458,21 @@ def decode_cleaner_state(data: bytes, path: str) -> dict[TopicPartition, Partiti
 def _load(
     env: Env, directory: str
 ) -> tuple[dict[TopicPartition, PartitionCleanerState], list[JobRecord]]:
+    """Raises the OSError of a state file that is there and cannot be read."""
     entries: dict[TopicPartition, PartitionCleanerState] = {}
     records: list[JobRecord] = []
     path = f"{directory}/{STATE_NAME}"
     try:
         if env.exists(path):
             entries = decode_cleaner_state(env.read_file(path), path)
-    except (OSError, StorageError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        IsADirectoryError,
+        StorageError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         # Only learned facts and pauses are lost.
         logger.warning(
             "cleaner state not read",

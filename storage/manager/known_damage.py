@@ -6,7 +6,8 @@ Rules
 - Each range has a checksum of its bytes. At the next start it applies only if the segment still has
   these bytes. It is dropped if the segment is gone or the topic was created again.
 - Ranges of an offline partition stay in the file.
-- A file that cannot be read is ignored, with a note: the damage must be found again.
+- A damaged file is ignored, with a note: the damage must be found again. A file that the disk does
+  not give may be intact: its directory fails, before a write replaces the file.
 - Ranges that are only uncleanable are not kept: a clean finds them again, and a newer version may
   be able to clean them.
 """
@@ -74,14 +75,17 @@ class KnownDamage:
         self._checksums: dict[DamagedSegment, int] = {}  # of the ranges in the files
 
     def read(self, directory: LogDirectory) -> None:
-        """Read the file of a directory; an unreadable file is noted there and ignored."""
+        """Read the file of a directory; a damaged file is noted there and ignored.
+
+        Raises OSError.
+        """
         path = directory.file(filenames.DAMAGE)
         try:
             self._on_disk[directory.path] = decode_damage(self._env.read_file(path), path)
         except FileNotFoundError:
             self._on_disk[directory.path] = {}
         except (
-            OSError,
+            IsADirectoryError,
             CorruptCheckpointError,
             NewerFormatError,
             ValueError,

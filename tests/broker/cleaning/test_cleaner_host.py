@@ -17,6 +17,7 @@ from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage
 from cleaner.planning.grouping import plan_job
 from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.scheduler.cleaner_state_store import STATE_NAME
 from config.settings import CleanerSettings
 from protocol.errors import ErrorCode, code_of
 from storage.errors import (
@@ -688,3 +689,22 @@ async def test_a_quarantine_ends_when_retention_took_the_damage(
         partition.log.delete_records(RECORDS)
         await broker.log_maintenance.expire()
         assert forgiven == [ORDERS]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+async def test_a_start_that_cannot_read_the_cleaner_state_forgets_no_pause(
+    env: MemoryEnv, code: int
+) -> None:
+    """The file is intact: the next write would replace it. Its directory is offline instead."""
+    path = f"/disk1/{STATE_NAME}"
+    async with broker_in_memory(env, "/disk1", "/disk2", topics=BOTH) as broker:
+        broker.pool.operator.pause(ORDERS)
+        assert await broker.pool.state_store.saved(ORDERS)
+        assert env.exists(path)
+    fault = env.fail_on(lambda op, where: op == "read_file" and where == path, code)
+    async with broker_in_memory(env, "/disk1", "/disk2", topics=BOTH) as broker:
+        fault.remove()
+        assert path in broker.manager.table.offline[ORDERS]
+    async with broker_in_memory(env, "/disk1", "/disk2", topics=BOTH) as broker:
+        assert broker.topics.partition(ORDERS) is not None
+        assert ORDERS in broker.pool.state_store.paused_partitions()

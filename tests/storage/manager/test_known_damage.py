@@ -1,5 +1,6 @@
 """Damage that was found stays known over restarts, as long as the same bytes are there."""
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -147,3 +148,19 @@ def test_the_ranges_of_a_directory_are_bounded() -> None:
     entry = DamageEntry("0" * 32, *(1 << 60, 1 << 30, 1 << 31, 1 << 60, 1 << 60), 1 << 31, reason)
     size = len(encode_damage({TopicPartition("t" * 249, 0): (entry,) * RANGES_MAX}))
     assert size < 10 << 20
+
+
+def test_a_file_that_the_disk_does_not_give_is_kept_and_its_directory_is_offline(
+    env: MemoryEnv,
+) -> None:
+    manager, _ = with_damage(env)
+    manager.close()
+    before = env.read_file(PATH)
+    fault = env.fail_on(lambda op, path: op == "read_file" and path == PATH, errno.EIO)
+    failed, report = opened(env)
+    assert PATH in report.offline_directories[HOME]
+    failed.close()
+    fault.remove()
+    assert env.read_file(PATH) == before
+    manager, _ = opened(env)
+    assert len(manager.table.logs[ORDERS].damage.ranges) == 1

@@ -83,6 +83,9 @@ class FakeHost:
         logs = (*self.logs.values(), *self.offline.values())
         return {log.data_directory for log in logs if log.data_directory}
 
+    def fail_directory(self, directory: str, error: OSError) -> None:
+        raise AssertionError(f"{directory}: {error}")
+
     def go_offline(self, partition: TopicPartition) -> None:
         """Its folder cannot be opened."""
         self.offline[partition] = self.logs.pop(partition)

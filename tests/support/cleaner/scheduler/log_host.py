@@ -39,6 +39,9 @@ class LogHost:
             directory.path for directory in self.manager.table.directories if directory.is_online
         ]
 
+    def fail_directory(self, directory: str, error: OSError) -> None:
+        raise AssertionError(f"{directory}: {error}")
+
     def clock_trusted(self) -> bool:
         return True
 
