@@ -116,7 +116,7 @@ class LiveClassicMembers:
         next_step = await self._live.take_step(next_group, member_id, owned, client, turns)
         if next_step is None:
             return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, member_id)
-        self._live.await_sync(next_step)
+        self._live.deadlines.await_sync(next_step)
         await turns.take()
         error = await self._live.flush()
         return self._joined(next_step) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
@@ -141,12 +141,12 @@ class LiveClassicMembers:
             return SyncAnswer(refused.code)
         error = classic_members.sync_error(self._live.group, member, request)
         if error is ErrorCode.REBALANCE_IN_PROGRESS:
-            self._live.await_join(member)
+            self._live.deadlines.await_join(member)
         if error is not ErrorCode.NONE:
             return SyncAnswer(error)
         assignment = classic_members.current_assignment(member, names)
-        self._live.note_sync(member)
-        self._live.start_session(member.member_id)
+        self._live.deadlines.stop_sync(member.member_id)
+        self._live.deadlines.start_session(member)
         error = await self._live.flush()
         if error is not ErrorCode.NONE:
             return SyncAnswer(error)
@@ -172,10 +172,10 @@ class LiveClassicMembers:
             )
         except MembershipError as refused:
             return refused.code
-        self._live.start_session(member.member_id)
+        self._live.deadlines.start_session(member)
         if not classic_members.must_rejoin(self._live.group, member):
             return ErrorCode.NONE
-        self._live.await_join(member)
+        self._live.deadlines.await_join(member)
         return ErrorCode.REBALANCE_IN_PROGRESS
 
     async def leave(self, request: LeaveRequested) -> LeaveAnswer:

@@ -38,7 +38,6 @@ from broker.groups.consumer.model import (
     Heartbeat,
     HeartbeatAnswer,
     MembershipError,
-    MemberState,
     PartitionId,
     ResolvedRegex,
     TopicLookup,
@@ -50,9 +49,10 @@ from broker.groups.consumer.records import (
     largest_record_bytes,
     tombstone_keys_sliced,
 )
+from broker.groups.consumer_deadlines import ConsumerDeadlines
 from broker.groups.large_group_turns import LargeGroupTurns
 from broker.groups.live_classic_group import GroupStats
-from broker.groups.member_deadlines import MemberDeadlines, log_expired
+from broker.groups.member_deadlines import log_expired
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
@@ -155,13 +155,9 @@ class LiveConsumerGroup:
         # When the topics of each expression were looked up. The group keeps the time at which they
         # changed: it writes no record without a change.
         self._resolved_ms: dict[str, int] = {}
-        self._sessions = MemberDeadlines(context.clock, self._expire)
-        self._revocations = MemberDeadlines(context.clock, self._expire)
-        self._revoking_since: dict[str, int] = {}  # the member epoch at which it began
-        # Classic members that have to join, or to sync, within their rebalance timeout.
-        self._joins = MemberDeadlines(context.clock, self._expire)
-        self._syncs = MemberDeadlines(context.clock, self._expire)
-        self._deadlines = (self._sessions, self._revocations, self._joins, self._syncs)
+        self.deadlines = ConsumerDeadlines(
+            context.clock, context.rules.session_timeout_ms, self._expire
+        )
 
     def note_size(self) -> None:
         """Report how large the members' metadata is."""
@@ -173,20 +169,12 @@ class LiveConsumerGroup:
 
         Members that have partitions to revoke get their rebalance timeout for it.
         """
-        members = self.group.members
-        revoking = {key: member for key, member in members.items() if _is_revoking(member)}
-        self._sessions.start({key: self._session_ms(member) for key, member in members.items()})
-        # All at once: one after the other, 2,000 of them took 5 ms.
-        self._revocations.start(
-            {key: member.rebalance_timeout_ms for key, member in revoking.items()}
-        )
-        self._revoking_since |= {key: member.epoch for key, member in revoking.items()}
+        self.deadlines.start(self.group.members)
 
     def close(self) -> None:
         """Stop all timers: the group is not served any more."""
         self.is_dead = True
-        for deadlines in self._deadlines:
-            deadlines.close()
+        self.deadlines.close()
 
     @property
     def has_members(self) -> bool:
@@ -314,8 +302,7 @@ class LiveConsumerGroup:
             for expression in group.regexes
             if expression in regexes
         }
-        self._joins.stop((request.member_id,))  # of a member that was a classic one
-        self._syncs.stop((request.member_id,))
+        self.deadlines.stop_classic(request.member_id)
         next_step = await self.take_step(group, request.member_id, request.owned, client, turns)
         if next_step is None:
             return HeartbeatAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -341,7 +328,7 @@ class LiveConsumerGroup:
             error = await self.remove(removed)
         else:  # a static member that will return
             self._change(after)
-            self._watch_revocation(after.members[request.member_id])
+            self.deadlines.watch_revocation(after.members[request.member_id])
             error = await self.flush()
         return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
 
@@ -359,7 +346,7 @@ class LiveConsumerGroup:
                 break
             remaining = self.group.without_members(present)
             if not self.may_downgrade(remaining):
-                self._forget_deadlines(present)
+                self.deadlines.forget(present)
                 self._change(state.without_members(remaining, ()))
                 break
             append = await self.begin_downgrade(remaining, attempt, is_changed=True)
@@ -474,7 +461,8 @@ class LiveConsumerGroup:
         None if the member left meanwhile.
         """
         self._change(group)
-        self.start_session(member_id)  # the client may leave in any of the next turns
+        # The client may leave in any of the next turns.
+        self.deadlines.start_session(group.members[member_id])
         await turns.take()
         await self._assign(client)
         await turns.take()
@@ -484,8 +472,8 @@ class LiveConsumerGroup:
         next_step = reconciled(self.group, member, owned)
         if next_step is not member:
             self._change(self.group.with_member(next_step))
-        self.start_session(member_id)
-        self._watch_revocation(next_step)
+        self.deadlines.start_session(next_step)
+        self.deadlines.watch_revocation(next_step)
         return next_step
 
     async def _assign(self, client: Hashable | None) -> None:
@@ -598,70 +586,23 @@ class LiveConsumerGroup:
         if self._append is append:
             self._append = None
 
-    # Timers -------------------------------------------------------------------------------------
+    # Deadlines ----------------------------------------------------------------------------------
 
     def keep_alive(self, member_id: str) -> None:
         """Restart the session of a member whose request waits for its turn."""
-        if member_id in self._sessions:
-            self.start_session(member_id)
-
-    def start_session(self, member_id: str) -> None:
-        """Give a member its session timeout to send the next request."""
-        timeout_ms = self._session_ms(self.group.members.get(member_id))
-        self._sessions.start({member_id: timeout_ms})
-
-    def _session_ms(self, member: ConsumerMember | None) -> int:
-        if member is not None and member.classic is not None:
-            return member.classic.session_timeout_ms
-        return self.context.rules.session_timeout_ms
-
-    def await_join(self, member: ConsumerMember) -> None:
-        """Start the rebalance timeout of a classic member's join, unless it runs already."""
-        if member.member_id not in self._joins:
-            self._joins.start({member.member_id: member.rebalance_timeout_ms})
-
-    def await_sync(self, member: ConsumerMember) -> None:
-        """Start the rebalance timeout of the SyncGroup of a classic member that has joined."""
-        self._joins.stop((member.member_id,))
-        self._syncs.start({member.member_id: member.rebalance_timeout_ms})
-
-    def note_sync(self, member: ConsumerMember) -> None:
-        """Stop the rebalance timeout of a classic member that has sent SyncGroup."""
-        self._syncs.stop((member.member_id,))
-
-    def _watch_revocation(self, member: ConsumerMember) -> None:
-        """Give a member its rebalance timeout to revoke partitions that others wait for.
-
-        A static member that has left has its session timeout to return.
-        """
-        member_id = member.member_id
-        if not _is_revoking(member):
-            self._revocations.stop((member_id,))
-            self._revoking_since.pop(member_id, None)
-        elif self._revoking_since.get(member_id) != member.epoch:
-            self._revocations.start({member_id: member.rebalance_timeout_ms})
-            self._revoking_since[member_id] = member.epoch
-
-    def _forget_deadlines(self, member_ids: Collection[str]) -> None:
-        for deadlines in self._deadlines:
-            deadlines.stop(member_ids)
-        for member_id in member_ids:
-            self._revoking_since.pop(member_id, None)
+        member = self.group.members.get(member_id)
+        if member is not None:
+            self.deadlines.keep_alive(member)
 
     def _expire(self, member_ids: tuple[str, ...]) -> None:
         """Remove members that missed a deadline: of a session, a revocation, a join or a sync.
 
         They leave together: soon after the load of a group, all its members may expire at once.
         """
-        self._forget_deadlines(member_ids)
+        self.deadlines.forget(member_ids)
         expired = self._present(member_ids)
         if not expired or self.is_dead:
             return
         self.context.stats.members_expired += len(expired)
         log_expired(self.group.group_id, expired)
         self._run_soon(self._remove_in_turns(expired))
-
-
-def _is_revoking(member: ConsumerMember) -> bool:
-    """Return whether a member has to confirm that it revoked partitions, and has not left."""
-    return member.state is MemberState.UNREVOKED_PARTITIONS and not member.has_left
