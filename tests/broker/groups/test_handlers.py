@@ -65,14 +65,14 @@ def id_of(topic: str) -> bytes:
 
 @dataclass
 class Client:
-    """A broker with topic "orders" of three partitions, and a connection to it."""
+    """A broker with topic "orders" of three partitions, as the context of a request sees it."""
 
     clock: VirtualClock = field(default_factory=VirtualClock)
     log: OffsetsLog = field(default_factory=OffsetsLog)
     node_id: int = 7
     host: str = "127.0.0.1"
     port: int = 9092
-    client_host: str = "10.0.0.1"
+    java_client_host: str = "/10.0.0.1"
     created: ErrorCode = ErrorCode.NONE
     topics: dict[str, int] = field(default_factory=lambda: {"orders": 3})
     has_consumer_groups: bool = True
@@ -102,7 +102,7 @@ class Client:
     def may(self, *_: Any, is_filter: bool = False) -> bool:
         return True
 
-    may_topic = may_cluster = may
+    may_group = may_topic = may_cluster = may
 
     def group_operations(self, group_id: str) -> int:
         return ALL_OPERATIONS
