@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 import broker.http.exposition
 import broker.metrics.broker_metrics
@@ -27,7 +28,7 @@ import broker.metrics.cleaner_metrics
 import broker.metrics.security_metrics
 from broker.counters import BrokerStats, HttpRouteStats, LatencyHistogram, RejectStats, TopicStats
 from broker.event_loop.directory_threads import DirectoryThreads
-from broker.event_loop.loop_turns import FreedLater, Turns
+from broker.event_loop.loop_turns import FREED_AT_ONCE, FreedLater, Turns
 from broker.groups.live_classic_group import GroupStats
 from broker.http.exposition import encoded
 from broker.lifecycle.readiness import Readiness
@@ -557,6 +558,39 @@ async def test_samples_are_written_as_the_library_writes_them(accept: str) -> No
 
     encode, _ = choose_encoder(accept)
     assert await encoded(families, encode, FreedLater()) == encode(AtOnce())
+
+
+class _Counted(Sample):
+    """A sample that counts how many of its like were freed."""
+
+    __slots__ = ()
+    freed = 0
+
+    def __del__(self) -> None:
+        type(self).freed += 1
+
+
+async def test_the_samples_of_a_page_are_freed_in_turns_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker.http.exposition, "Turns", lambda: Turns(seconds=0))
+    _Counted.freed = 0
+
+    def families() -> list[Metric]:
+        family = GaugeMetricFamily("a_b", "Many", labels=["n"])
+        for number in range(10 * FREED_AT_ONCE):
+            family.samples.append(_Counted("a_b", {"n": str(number)}, number))
+        return [family, GaugeMetricFamily("c_d", "Last", value=1)]
+
+    freed, made = FreedLater(), families()
+    encode, _ = choose_encoder("text/plain")
+    encoding = encoded(made, encode, freed)
+    del made
+    await encoding
+    assert _Counted.freed == 0
+    for _ in range(1000):  # more rounds than the turns need
+        await asyncio.sleep(0)
+    assert _Counted.freed == 10 * FREED_AT_ONCE
 
 
 def test_a_quantile_is_exact_to_a_factor_of_two() -> None:
