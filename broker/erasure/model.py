@@ -129,7 +129,7 @@ class Erasure:
         return replace(self, state=state, ended_ms=now_ms, reason=reason, key=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON for the file."""
+        """Return it as JSON for the file, without its parts."""
         return {
             "id": self.erasure_id,
             "topic": self.topic,
@@ -139,7 +139,6 @@ class Erasure:
             "requested_by": self.requested_by,
             "requested_ms": self.requested_ms,
             "deadline_ms": self.deadline_ms,
-            "parts": [part.to_json() for part in self.parts],
             "state": self.state.value,
             "ended_ms": self.ended_ms,
             "reason": self.reason,
@@ -147,7 +146,7 @@ class Erasure:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Erasure":
-        """Read it. Raises ValueError, KeyError or TypeError if it is malformed."""
+        """Read it with its `parts`. Raises ValueError, KeyError, TypeError if it is malformed."""
         key = fields["key"]
         return cls(
             erasure_id=str(fields["id"]),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from broker.erasure.model import Erasure, ErasureState, PartitionErasure
+from broker.erasure.model import Erasure, ErasureState, PartitionErasure, PartitionReceipt
 from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, FILE_NAME, MAGIC, VERSION, ErasureStore
 from broker.event_loop.directory_threads import DirectoryThreads
 from storage.env import write_file
@@ -163,6 +163,31 @@ async def test_requests_that_come_during_a_write_are_stored_by_the_next_one(
     assert again.all() == store.all()
     assert [erasure.erasure_id for erasure in again.all()] == [str(n) for n in range(100)]
     assert again.all()[50].key is None
+
+
+async def test_a_receipt_encodes_its_own_part_only(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    erasure = replace(OPEN, parts=tuple(map(PartitionErasure, range(1000))))
+    store = store_on(env, "/disk1")
+    await store.add(erasure)
+    encoded = list[int]()
+    part_json = PartitionErasure.to_json
+
+    def count(part: PartitionErasure) -> dict[str, Any]:
+        encoded.append(part.partition)
+        return part_json(part)
+
+    monkeypatch.setattr(PartitionErasure, "to_json", count)
+    receipt = PartitionReceipt(at_ms=1, files=2, bytes_read=3, tombstones=4)
+    for partition in (7, 999, 0):
+        part = PartitionErasure(partition, end_offset=9, receipt=receipt)
+        erasure = erasure.with_part(part, now_ms=1)
+        await store.change("open", lambda stored, part=part: stored.with_part(part, now_ms=1))
+    assert encoded == [7, 999, 0]
+    again = store_on(env, "/disk1")
+    await again.load()
+    assert again.all() == [erasure]
 
 
 async def test_a_change_that_fails_leaves_those_of_the_same_write_alone(env: MemoryEnv) -> None:

@@ -94,12 +94,13 @@ class ErasuresApi:
                 "DeleteRecords can remove its records",
             )
         partitions = _partitions(body, topic.partition_count)
+        is_of_all = len(partitions) == topic.partition_count
         details: dict[str, object] = {
             "resource": shorten(name),
             "parameters": {
                 "key_digest": self._erasures.digest_of(key),
                 "within_seconds": str(within),
-                "partitions": str(partitions),
+                "partitions": "all" if is_of_all else shorten(str(partitions)),
             },
         }
         try:
