@@ -4,6 +4,7 @@ Lag counts offsets, as Kafka's tools do: in a compacted topic fewer records may 
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Final
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from aiohttp import web
 from broker.event_loop.loop_turns import Turns
 from broker.groups.summary import GroupSummary
 from broker.http.api.json_shapes import Json
-from broker.http.api.requests import cut_page, page_limit, query_parameters, rows_response
+from broker.http.api.requests import first_page, page_limit, query_parameters, rows_response
 from broker.network.request_context import Services
 
 ROOT: Final = "/api/v1/groups"
@@ -34,13 +35,12 @@ class GroupsApi:
         query = query_parameters(request, ("after", "limit", "contains"))
         limit = page_limit(query, GROUPS, GROUPS_MAX)
         turns, after, part = Turns(), query.get("after", ""), query.get("contains", "")
-        summaries = [
+        summaries = (
             summary
             async for summary in turns.over(self._services.coordinators.groups.groups())
             if summary.group_id > after and part in summary.group_id
-        ]
-        summaries.sort(key=lambda summary: summary.group_id)
-        page, last = cut_page(summaries, limit)
+        )
+        page, last = await first_page(summaries, limit, attrgetter("group_id"))
         rows = [await self._group_json(summary, turns) for summary in page]
         cursor = None if last is None else last.group_id
         return await rows_response("groups", rows, {"next": cursor})

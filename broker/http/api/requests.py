@@ -6,7 +6,7 @@ Every error in a request raises an `ApiError`, which becomes the response.
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -70,6 +70,24 @@ def page_limit(query: Mapping[str, str], default: int, maximum: int) -> int:
 def cut_page(rows: Sequence[_T], limit: int) -> tuple[Sequence[_T], _T | None]:
     """Return the first rows, and the last one of these if more follow: the next page's `after`."""
     return rows[:limit], rows[limit - 1] if len(rows) > limit else None
+
+
+async def first_page(
+    rows: AsyncIterator[_T], limit: int, key: Callable[[_T], Any]
+) -> tuple[Sequence[_T], _T | None]:
+    """Return the first rows in the order of `key`, and the last one as `cut_page` does.
+
+    It keeps at most `2 * limit` rows: to sort or free 25,000 at once takes 15 ms. `rows` yields to
+    the event loop.
+    """
+    page: list[_T] = []
+    async for row in rows:
+        page.append(row)
+        if len(page) >= 2 * limit:
+            page.sort(key=key)
+            del page[limit + 1 :]
+    page.sort(key=key)
+    return cut_page(page, limit)
 
 
 def parse_boolean(text: str, name: str) -> bool:

@@ -11,13 +11,14 @@ from typing import Final
 
 from aiohttp import web
 
-from broker.event_loop.loop_turns import Turns, yield_to_loop
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.lookup import served_partition
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     cut_page,
+    first_page,
     page_limit,
     parse_boolean,
     parse_integer,
@@ -97,14 +98,13 @@ class TopicsApi:
         after, part = query.get("after", ""), query.get("contains", "")
         hides = parse_boolean(query.get("internal", "true"), "internal") is False
         turns = Turns()
-        names = sorted(
+        names = (
             topic.name
-            for topic in await self._described(request, turns)
+            async for topic in turns.over(await self._described(request, turns))
             if topic.name > after and part in topic.name and not (hides and topic.is_internal)
         )
-        await yield_to_loop()
+        page, last = await first_page(names, limit, key=str)
         status, rows = self._pool.status(), list[Json]()
-        page, last = cut_page(names, limit)
         for name in page:
             topic = self._topics.get(name)
             if topic is not None:  # it was deleted in an earlier turn

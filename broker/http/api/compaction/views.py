@@ -16,7 +16,7 @@ from broker.http.api.requests import (
     ApiError,
     action_response,
     cursor_of,
-    cut_page,
+    first_page,
     json_response,
     page_limit,
     parse_cursor,
@@ -58,12 +58,12 @@ class ViewApi:
         requested = query.get("topic")
         if requested is not None:
             find_topic(self._topics, requested)
-        partitions = [
+        partitions = (
             partition
             async for partition in Turns().over(self._compactions.partitions(requested))
             if part in partition.topic and (after is None or partition > after)
-        ]
-        page, last = cut_page(sorted(partitions), limit)
+        )
+        page, last = await first_page(partitions, limit, key=tuple)
         cursor = None if last is None else cursor_of(last)
         return await rows_response("views", self._rows(page), {"next": cursor})
 

@@ -9,7 +9,6 @@ Rules
 """
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
@@ -23,7 +22,7 @@ from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.requests import (
     ApiError,
     body_value,
-    cut_page,
+    first_page,
     json_object,
     json_response,
     page_limit,
@@ -93,16 +92,15 @@ class AclsApi:
             ),
         )
         _check(client, key, answer.error_code, answer.error_message)
-        entries = sorted(
-            [
-                _sort_key(resource, acl)
-                async for resource in Turns().over(answer.resources)
-                for acl in resource.acls
-                if part in acl.principal or part in resource.resource_name
-            ]
+        entries = (
+            entry
+            async for resource in Turns().over(answer.resources)
+            for acl in resource.acls
+            if part in acl.principal or part in resource.resource_name
+            for entry in (_sort_key(resource, acl),)
+            if after is None or entry > after
         )
-        first = 0 if after is None else bisect_right(entries, after)
-        page, last = cut_page(entries[first:], limit)
+        page, last = await first_page(entries, limit, key=tuple)
         cursor = None if last is None else json.dumps(last)
         return await rows_response("acls", map(_acl_json, page), {"next": cursor})
 

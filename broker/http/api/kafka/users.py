@@ -9,18 +9,20 @@ Rules
 
 import asyncio
 from collections.abc import Iterator
+from operator import attrgetter
 from secrets import token_bytes
 from typing import Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     body_value,
-    cut_page,
+    first_page,
     json_object,
     json_response,
     page_limit,
@@ -71,11 +73,12 @@ class UsersApi:
         limit = page_limit(query, USERS, USERS_MAX)
         after, part = query.get("after", ""), query.get("contains", "")
         answer = await self._describe(request, None)
-        users = sorted(
-            (row for row in answer.results if row.user > after and part in row.user),
-            key=lambda row: row.user,
+        users = (
+            row
+            async for row in Turns().over(answer.results)
+            if row.user > after and part in row.user
         )
-        page, last = cut_page(users, limit)
+        page, last = await first_page(users, limit, attrgetter("user"))
         cursor = None if last is None else last.user
         return await rows_response("users", map(_user_json, page), {"next": cursor})
 
