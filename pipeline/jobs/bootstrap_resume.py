@@ -4,9 +4,9 @@ Rules
 - Skip every key that has a committed record since the load began, whatever its value. Another
   producer may have written a newer value, and compaction may have removed ours; writing the row
   again would replace the newer value. A tombstone counts as a record.
-- This holds only if every record since the load began is still in the log. If records are missing
-  from a compacted topic, a key may have been written and deleted, and its tombstone removed, so
-  the job refuses to resume.
+- This holds only if every record since the load began is still in the log. If records are missing,
+  a key may have been written and deleted, and its tombstone removed, so the job refuses to resume.
+  The present `cleanup.policy` does not tell whether the topic was compacted before.
 - The load began at offset 0 of each partition unless the caller gives other offsets.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
 from config.security.clients import Cluster
-from pipeline.client.topics import TopicBounds, fetch_bounds, fetch_settings, read_topic
+from pipeline.client.topics import TopicBounds, fetch_bounds, read_topic
 from pipeline.errors import JobError
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def remaining(
     bounds = fetch_bounds(cluster, topic)
     began = dict.fromkeys(bounds.end, 0) | dict(since or {})
     _check_there(topic, bounds, began, end, is_given=since is not None)
-    if "compact" in fetch_settings(cluster, topic).get("cleanup.policy", "").split(","):
-        _check_whole(spark, cluster, topic, began, bounds)
+    _check_whole(spark, cluster, topic, began, bounds)
     in_topic = read_topic(spark, cluster, topic, began, bounds.end, columns=("key", "value"))
     in_topic = in_topic.select("key", f.sha2("value", 256).alias("topic_digest")).where(
         "key IS NOT NULL"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from pyspark.sql import Row
 
 from admin.client import ApiClient
@@ -281,9 +281,19 @@ def test_a_resumed_load_behind_older_records_begins_where_it_is_said(
     assert since_option({0: 0}) == "--resume"
 
 
+def alter_policy(broker: VarveBroker, topic: str, policy: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    change = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[change])
+    for altered in admin.incremental_alter_configs([resource]).values():
+        altered.result()
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
 def test_a_load_is_not_resumed_where_a_delete_may_have_been_removed_since(
-    spark: "SparkSession", broker: VarveBroker, topic: str
+    spark: "SparkSession", broker: VarveBroker, topic: str, policy: str
 ) -> None:
+    """Whatever the policy is by now."""
     make_topic(broker, topic, 1, cleanup_policy="compact", delete_retention_ms="0")
     table = spark.createDataFrame([("k0", "v0"), ("k1", "v1")], "k string, v string")
     mapping = RowMapping(keys=("k",), values=("v",))
@@ -296,6 +306,7 @@ def test_a_load_is_not_resumed_where_a_delete_may_have_been_removed_since(
         return bool(client.get(f"/partitions/{topic}/0")["first_dirty_offset"] == 2)
 
     wait_until(is_clean, "the topic is clean", 30)
+    alter_policy(broker, topic, policy)
     with pytest.raises(JobError, match=rf"{topic}-0 lacks \d of its records from offset 0"):
         run(table, broker, topic, mapping, resume=True)
 
