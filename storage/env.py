@@ -221,14 +221,14 @@ def write_temporary(env: Env, path: str, data: bytes, *, is_private: bool = Fals
     try:
         file = _open_anew(env, temporary)
     except OSError as error:
-        raise error_after_write(env, temporary, error) from error
+        raise _error_after_write(env, temporary, error) from error
     try:
         try:
             if is_private:
                 env.set_private(temporary)
             file.pwrite(data, 0)
         except OSError as error:
-            raise error_after_write(env, temporary, error) from error
+            raise _error_after_write(env, temporary, error) from error
         file.sync()
     finally:
         file.close()
@@ -240,7 +240,7 @@ def put_in_place(env: Env, path: str) -> None:
     try:
         rename_if_room(env, temporary, path)
     except NoRoomError:
-        env.unlink(temporary)
+        remove_temporary(env, temporary)
         raise
     env.sync_dir(os.path.dirname(path) or ".")
 
@@ -271,7 +271,10 @@ def write_file(env: Env, path: str, data: bytes) -> None:
         finally:
             file.close()
     except OSError as error:
-        raise error_after_write(env, path, error) from error
+        if not is_scarcity(error):
+            raise
+        remove_if_there(env, path)
+        raise NoRoomError(error, path) from error
 
 
 def _open_anew(env: Env, path: str) -> File:
@@ -283,12 +286,25 @@ def _open_anew(env: Env, path: str) -> File:
         return env.open(path, create=True, write=True, truncate=True)
 
 
-def error_after_write(env: Env, path: str, error: OSError) -> OSError:
+def _error_after_write(env: Env, temporary: str, error: OSError) -> OSError:
     """Return the error of a failed write; delete the file again if there was no room."""
     if not is_scarcity(error):
         return error
-    remove_if_there(env, path)
-    return NoRoomError(error, path)
+    remove_temporary(env, temporary)
+    return NoRoomError(error, temporary)
+
+
+def remove_temporary(env: Env, temporary: str) -> None:
+    """Delete the temporary file of a write that was given up.
+
+    On some file systems that are full, such as ZFS over its quota, a deletion finds no room either.
+    Then the file stays, and the next write replaces it.
+    """
+    try:
+        remove_if_there(env, temporary)
+    except OSError as error:
+        if not is_scarcity(error):
+            raise
 
 
 def remove_if_there(env: Env, path: str) -> None:

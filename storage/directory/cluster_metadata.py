@@ -34,7 +34,7 @@ from storage.directory.security_entries import (
     encode_quotas,
     encode_scram_users,
 )
-from storage.env import Env, Folder, remove_if_there, rename_if_room, write_temporary
+from storage.env import Env, Folder, remove_temporary, rename_if_room, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     InconsistentDirectoryError,
@@ -440,7 +440,7 @@ class MetadataStore:
                 try:
                     rename_if_room(self._env, f"{path}.tmp", path)
                 except NoRoomError as error:
-                    remove_if_there(self._env, f"{path}.tmp")
+                    remove_temporary(self._env, f"{path}.tmp")
                     refused[directory] = error
                 else:
                     folder.sync()
@@ -455,7 +455,7 @@ class MetadataStore:
             for other in written:
                 folders[other].close()
             for other in paths.keys() - failed - hanging:
-                remove_if_there(self._env, f"{paths[other]}.tmp")
+                remove_temporary(self._env, f"{paths[other]}.tmp")
             raise refusal
         in_order = [directory for directory in paths if directory in written]
         hanging |= run_each({directory: partial(put_in_place, directory) for directory in in_order})

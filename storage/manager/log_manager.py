@@ -30,7 +30,7 @@ from storage.directory.cluster_metadata import (
     run_in_turn,
 )
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
-from storage.env import Env, remove_if_there, write_temporary
+from storage.env import Env, remove_temporary, write_temporary
 from storage.errors import (
     DirectoryStalledError,
     InconsistentDirectoryError,
@@ -391,7 +391,7 @@ class LogManager:
         path = log_directory.file(filenames.PROBE)
         try:
             write_temporary(self._env, path, b"")
-            remove_if_there(self._env, f"{path}.tmp")
+            remove_temporary(self._env, f"{path}.tmp")
         except NoRoomError:
             pass  # an answer
         except OSError as error:

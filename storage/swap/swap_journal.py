@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from storage.env import Env, put_in_place, rename_if_room, write_temporary
+from storage.env import Env, put_in_place, remove_temporary, rename_if_room, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     NoRoomError,
@@ -257,7 +257,7 @@ def _prepare(env: Env, directory: str, journal: Journal) -> None:
         env.sync_dir(directory)
     except OSError as error:
         if is_out_of_descriptors(error):
-            env.unlink(f"{path}.tmp")
+            remove_temporary(env, f"{path}.tmp")
         raise
 
 

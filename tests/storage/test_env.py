@@ -326,6 +326,33 @@ def test_a_file_is_not_replaced_if_there_is_no_room_for_its_name() -> None:
     assert env.listdir("/d") == ["a"]
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("failing", ["pwrite", "rename"])
+def test_a_full_disk_that_deletes_nothing_either_is_full_and_has_not_failed(
+    failing: str, code: int
+) -> None:
+    """ZFS over its quota, btrfs without metadata space."""
+    env = MemoryEnv(seed=1)
+    env.mkdir("/d")
+    full = env.fail_on(lambda operation, path: operation in (failing, "unlink"), code)
+    with pytest.raises(NoRoomError):
+        write_file_atomically(env, "/d/a", b"a longer one")
+    assert not env.exists("/d/a")
+    full.remove()
+    write_file_atomically(env, "/d/a", b"new")
+    assert env.listdir("/d") == ["a"]
+    assert env.read_file("/d/a") == b"new"
+
+
+def test_a_deletion_that_fails_otherwise_is_no_lack_of_room() -> None:
+    env = MemoryEnv(seed=1)
+    env.mkdir("/d")
+    env.fail_on(lambda operation, path: operation == "pwrite", errno.ENOSPC)
+    env.fail_on(lambda operation, path: operation == "unlink", errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_file_atomically(env, "/d/a", b"new")
+
+
 @pytest.mark.parametrize(
     ("write", "left"), [(write_file_atomically, "/d/a.tmp"), (write_file, "/d/a")]
 )

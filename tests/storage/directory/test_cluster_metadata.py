@@ -394,6 +394,23 @@ def test_a_directory_without_room_for_the_name_keeps_its_copy_and_stays(
     assert store.stale == ()
 
 
+@pytest.mark.parametrize("failing", ["pwrite", "rename"])
+def test_a_full_directory_stays_even_if_a_deletion_finds_no_room(
+    env: MemoryEnv, failing: str
+) -> None:
+    store = store_of(env)
+    saved = store.save(SAMPLE)
+    full = env.fail_on(lambda op, _: op in (failing, "unlink"), errno.EDQUOT)
+    with pytest.raises(NoRoomError):
+        store.save(replace(saved, next_producer_id=7_000))
+    assert (store.directories, store.failed) == (DIRECTORIES, {})
+    full.remove()
+    assert store_of(env).load() == saved
+    newer = store.save(replace(saved, next_producer_id=8_000))
+    assert store_of(env).load() == newer
+    assert not [name for item in DIRECTORIES for name in env.listdir(item) if name.endswith(".tmp")]
+
+
 def test_a_directory_that_fails_after_it_had_no_room_for_the_name_goes_offline(
     env: MemoryEnv,
 ) -> None:
