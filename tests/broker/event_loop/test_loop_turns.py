@@ -39,9 +39,10 @@ from protocol.limits import ROWS as ROWS_MAX
 from protocol.table_compiler import ELEMENTS_PER_SLICE
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import fake_connection, make_context
+from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv
 
-ROWS = 300
+ROWS = cases(few=100, many=300)  # more than one append of the groups' log takes
 TOPIC = 2  # resource type
 
 
