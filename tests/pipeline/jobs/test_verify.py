@@ -11,7 +11,7 @@ from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.kafka_client import Fetched, WireClient
 from pipeline.errors import JobError
-from pipeline.jobs.verify import Verifier, ViewVersion, answer, lines
+from pipeline.jobs.verify import Verifier, VerifyResult, ViewVersion, answer, lines
 from pipeline.tables.delta import version_id
 from pipeline.tables.publish import publish
 from pipeline.tables.target import target
@@ -262,51 +262,68 @@ PLANTED: dict[Callable[..., None], tuple[str, int]] = {
 }
 
 
-# Each needs a broker of its own, so a default run takes two of them.
+# Those of a default run are in one ledger: they touch different records.
+PLANTED_TOGETHER = (missing, older, deleted, wrong_value)
+
+
 @pytest.mark.parametrize(
-    "plant", list(PLANTED)[: cases(few=2, many=len(PLANTED))], ids=lambda plant: plant.__name__
+    "plants",
+    cases(few=[PLANTED_TOGETHER], many=[PLANTED_TOGETHER, *((plant,) for plant in PLANTED)]),
+    ids=lambda plants: "-".join(plant.__name__ for plant in plants),
 )
 def test_a_fault_in_the_ledger_is_found_and_named(
-    spark: "SparkSession", stopped: Path, tmp_path: Path, plant: Callable[..., None]
+    spark: "SparkSession", stopped: Path, tmp_path: Path, plants: tuple[Callable[..., None], ...]
 ) -> None:
     home = copied(stopped, tmp_path)
     originals = {n: original_rows(home / "data", "orders", n) for n in range(PARTITIONS)}
-    if plant is elsewhere:  # every key is in both partitions: one that is not is planted in both
+    if elsewhere in plants:  # every key is in both partitions: one that is not is planted in both
         only = Record(originals[0][-1].offset + 1, START_MS, b"only-here", b"1")
         append_raw(home / "data", "orders", 0, [encoded([only])])
         with running_varve(home, SETTINGS) as broker:
             compact_view(broker, "orders", 0)
-    plant_in_ledgers(home / "data", "orders", lambda rows: plant(rows, originals))
+
+    def plant_all(rows: dict[int, Rows]) -> None:
+        for plant in plants:
+            plant(rows, originals)
+
+    plant_in_ledgers(home / "data", "orders", plant_all)
     with running_varve(home, SETTINGS) as broker:
         result = verifier(spark, broker, "orders").view()
-    kind, partition = PLANTED[plant]
+    expected = sorted(PLANTED[plant] for plant in plants)
     results = {kind: count for kind, count in result.kinds.items() if kind != "same"}
-    assert results == {kind: 1}, answer(result)
-    assert [(example.kind, example.partition) for example in result.examples] == [(kind, partition)]
+    assert results == {kind: 1 for kind, _ in expected}, answer(result)
+    examples = [(example.kind, example.partition) for example in result.examples]
+    assert sorted(examples) == expected
     assert result.exit_code == exit_codes.UNVERIFIED
 
 
+PLANTED_IN_LOG: dict[str, Callable[[Rows], Rows]] = {
+    "duplicate_key": lambda rows: [rows[0]._replace(key=rows[5].key), *rows[1:]],
+    "record_without_key": lambda rows: [rows[0], rows[1]._replace(key=None), *rows[2:]],
+    EXPIRED: lambda rows: [*rows[:2], rows[2]._replace(value=None), *rows[3:]],
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        ("duplicate_key", lambda rows: [rows[0]._replace(key=rows[5].key), *rows[1:]]),
-        ("record_without_key", lambda rows: [rows[0]._replace(key=None), *rows[1:]]),
-        (EXPIRED, lambda rows: [rows[0]._replace(value=None), *rows[1:]]),
-    ],
+    "kinds",
+    cases(few=[tuple(PLANTED_IN_LOG)], many=[(kind,) for kind in PLANTED_IN_LOG]),
+    ids="-".join,
 )
 def test_a_fault_in_a_compacted_log_is_found_and_named(
-    spark: "SparkSession",
-    stopped: Path,
-    tmp_path: Path,
-    kind: str,
-    change: Callable[[Rows], Rows],
+    spark: "SparkSession", stopped: Path, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
     home = copied(stopped, tmp_path)
-    horizon = {"delete_horizon_ms": START_MS} if kind == EXPIRED else {}
-    plant_in_log(home / "data", "states", 0, change, **horizon)
+
+    def plant_all(rows: Rows) -> Rows:
+        for kind in kinds:
+            rows = PLANTED_IN_LOG[kind](rows)
+        return rows
+
+    horizon = {"delete_horizon_ms": START_MS} if EXPIRED in kinds else {}
+    plant_in_log(home / "data", "states", 0, plant_all, **horizon)
     with running_varve(home, SETTINGS) as broker:
         result = verifier(spark, broker, "states").alone()
-    assert kind in result.kinds, answer(result)
+    assert result.kinds.keys() == set(kinds), answer(result)
     assert result.exit_code == exit_codes.UNVERIFIED
 
 
@@ -364,6 +381,8 @@ def test_a_view_is_held_against_its_own_rule(
     result = verifier(spark, broker, topic).view()
     assert result.kinds.keys() == {"same"}, answer(result)
     assert result.partitions[0].originals == (380 if "varve_view_null_key" in keys else 400)
+    if not cases(few=False, many=True):
+        return
     by_another = Verifier(spark, client_of(broker), Cluster(broker.bootstrap), topic)
     views = by_another._views()
     views = {
@@ -371,7 +390,7 @@ def test_a_view_is_held_against_its_own_rule(
         for n, view in views.items()
     }
     wrong = by_another._view(views, by_another._bounds(topic), {})
-    assert wrong.faults > 0
+    assert wrong.faults > 0, "the records tell the rules apart"
 
 
 def test_what_expired_in_the_log_cannot_be_held_against_it(
@@ -392,22 +411,31 @@ def test_what_expired_in_the_log_cannot_be_held_against_it(
 
 
 def test_a_view_that_changes_whenever_it_is_read_is_given_up(
-    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one that changes once is read again."""
     make_topic(broker, topic, 1, **VIEW)
+    check = Verifier(None, client_of(broker), Cluster(broker.bootstrap), topic)  # type: ignore[arg-type]
     reported = iter(range(100))
     changes = [2]
+    checked: list[dict[int, ViewVersion]] = []
 
-    def views(_: Verifier) -> dict[int, Any]:
+    def views(_: Verifier) -> dict[int, ViewVersion]:
         return {0: ViewVersion(0, "offset", "", "keep", min(next(reported), changes[0]))}
 
+    def compare_view(_: Verifier, views: dict[int, ViewVersion], *__: Any) -> VerifyResult:
+        checked.append(views)
+        return VerifyResult(topic, "", "view", {})
+
     monkeypatch.setattr(Verifier, "_views", views)
-    assert verifier(spark, broker, topic).view().faults == 0
+    monkeypatch.setattr(Verifier, "_view", compare_view)
+    assert check.view().faults == 0
+    assert [view[0].made_ms for view in checked] == [0, 2]
     changes[0] = 100
     with pytest.raises(JobError, match="changed during each of 3 checks") as raised:
-        verifier(spark, broker, topic).view()
+        check.view()
     assert raised.value.code == exit_codes.STALE
+    assert len(checked) == 2 + 3
 
 
 # Topics, tables, nothing --------------------------------------------------------------------
@@ -505,7 +533,8 @@ def test_nothing_to_compare_is_right_and_says_so(
 ) -> None:
     make_topic(broker, topic, 2, **VIEW)
     check = verifier(spark, broker, topic)
-    assert (check.view().faults, len(check.view().notes)) == (0, 1)
+    result = check.view()
+    assert (result.faults, len(result.notes)) == (0, 1)
     write(broker, topic, [(0, b"k", None, START_MS, None), (0, None, b"v", START_MS, None)])
     compact_view(broker, topic, 0)
     assert check.view().kinds == {"same": 2}
