@@ -280,12 +280,8 @@ class BatchDecoder:
         self._count = next_count
 
     def _append_times(self, new: slice, first: int, end: int) -> None:
-        times_ms = self._rows.times_ms[first:end]
-        beyond = np.flatnonzero((times_ms > TIMESTAMP_MS_MAX) | (times_ms < -TIMESTAMP_MS_MAX))
-        if len(beyond):
-            offset = int(self._rows.offsets[first + beyond[0]])
-            reason = f"the timestamp of offset {offset} does not fit in 64 bits of microseconds"
-            raise _BadRowError(offset, reason)
+        # One record with an impossible time must not keep all others from the reader.
+        times_ms = np.clip(self._rows.times_ms[first:end], -TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
         np.multiply(times_ms, 1000, out=self._times_us[new])
 
     def _batch(self) -> pa.RecordBatch:

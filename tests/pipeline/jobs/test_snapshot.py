@@ -18,9 +18,11 @@ from pipeline.progress import SilentReporter
 from pipeline.tables.as_of import parse_offsets, parse_time
 from pipeline.tables.open_topic import Clients
 from pipeline.tables.target import Format, target
+from storage.format.batch import Record, build_batch
 from tests.pipeline.jobs.test_latest import assert_state, read_table, run
 from tests.pipeline.table_topics import START_MS, fill, make_topic, read_model, write
 from tests.support.draws import cases
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
@@ -225,3 +227,20 @@ def test_the_command_reports_the_end_offsets(
     assert read_table(tmp_path / "t", "parquet").num_rows == 3
     for wrong in (("--nearest",), ("--as-of", "0", "--as-of-offsets", "{}"), ("--as-of", "x")):
         assert run(broker, "snapshot", topic, *options, *wrong).exit_code == exit_codes.USAGE
+
+
+@pytest.mark.spark
+def test_a_record_with_an_impossible_time_does_not_keep_the_others_from_a_table(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1, message_timestamp_after_max_ms=str((1 << 63) - 1))
+    times = [-(1 << 62), START_MS, 1 << 62]
+    with RawClient(broker.port) as client:
+        for at in times:
+            client.produce(topic, bytes(build_batch([Record(0, at, b"%d" % at, b"v")])))
+    formats: list[Format] = ["parquet", "delta"]
+    for table_format in formats:
+        path = tmp_path / table_format
+        taken(spark, addresses, topic, path, AsOf(), table_format=table_format)
+        keys = read_table(path, table_format).column("key").to_pylist()
+        assert sorted(keys) == sorted(b"%d" % at for at in times)

@@ -333,11 +333,14 @@ def test_bytes_with_a_right_checksum_and_wrong_content_never_lead_outside(seed: 
     assert results == model(bytes(data))
 
 
-def test_a_time_that_microseconds_do_not_hold_is_an_error_only_where_it_is_asked_for() -> None:
-    data = bytes(build_batch([Record(0, 1 << 62, b"k", b"v")]))
-    with pytest.raises(CorruptBatchError, match="timestamp of offset 0"):
-        decoded(data)
-    assert len(decoded(data, columns=("key", "offset"))) == 1
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_time_that_microseconds_do_not_hold_becomes_the_nearest(sign: int) -> None:
+    """Otherwise one record would keep all others from the reader."""
+    largest_ms = ((1 << 63) - 1) // 1000
+    times = [START_MS, sign * (1 << 62), sign * largest_ms]
+    data = bytes(build_batch([Record(n, time, b"k", b"v") for n, time in enumerate(times)]))
+    nearest = sign * largest_ms * 1000
+    assert [row["timestamp"] for row in decoded(data)] == [START_MS * 1000, nearest, nearest]
 
 
 def test_no_time_stays_what_it_is_in_spark() -> None:
