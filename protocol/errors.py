@@ -214,6 +214,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.SwapInterruptedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.UnfinishedSwapError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.OverlappingSegmentsError: ErrorCode.KAFKA_STORAGE_ERROR,
+    storage.TruncatedLogError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.InvalidViewError: ErrorCode.KAFKA_STORAGE_ERROR,
     # The topic was deleted while the request waited: the client refreshes its metadata.
     storage.LogClosedError: ErrorCode.NOT_LEADER_OR_FOLLOWER,

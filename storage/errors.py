@@ -351,6 +351,15 @@ class LogClosedError(StorageError):
         self.directory = directory
 
 
+class TruncatedLogError(StorageError):
+    """An operator truncated the log meanwhile: what was to be flushed may be gone."""
+
+    def __init__(self, partition: TopicPartition, end_offset: int) -> None:
+        super().__init__(f"an operator truncated {partition} to offset {end_offset}")
+        self.partition = partition
+        self.end_offset = end_offset
+
+
 class InvalidViewError(StorageError):
     """The files of a compacted view are invalid. The log itself is not affected."""
 

@@ -31,7 +31,7 @@ from cleaner.job import new_job_id
 from config.topics.names import INTERNAL_TOPICS
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env, remove_if_there
-from storage.errors import StorageError
+from storage.errors import TruncatedLogError
 from storage.format import filenames
 from storage.log.log import Log
 from storage.manager.partition_table import PartitionTable
@@ -234,9 +234,7 @@ class LogRepair:
             truncation = self._check_truncation(partition, offset, force=force)
             truncate = partial(log.truncate_to, offset, now_ms=self._env.wall_ms())
             await partition.wait_change(partial(partition.change, truncate))
-            partition.fail_waiters(
-                StorageError(f"an operator truncated {partition.partition} to offset {offset}")
-            )
+            partition.fail_waiters(TruncatedLogError(partition.partition, offset))
         logger.warning(
             "log truncated by an operator",
             partition=str(partition.partition),

@@ -19,7 +19,13 @@ from broker.event_loop.loop_turns import run_in_turns
 from broker.topics.partition import Partition
 from broker.topics.topics import TopicError
 from storage.directory.log_directory import LogDirectory
-from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, OfflinePartitionError
+from storage.errors import (
+    LogClosedError,
+    LogDirectoryError,
+    NoRoomError,
+    OfflinePartitionError,
+    TruncatedLogError,
+)
 from storage.log.log import Log
 from storage.manager.partition_table import PartitionTable
 
@@ -57,8 +63,8 @@ class CheckpointWriter:
             await partition.flush()
         except LogDirectoryError as error:
             self._fail_directory(error)
-        except (OfflinePartitionError, TopicError, LogClosedError) as error:
-            # The failure was logged before, or the topic was deleted.
+        except (OfflinePartitionError, TopicError, LogClosedError, TruncatedLogError) as error:
+            # The failure was logged before, the topic was deleted, or what is left is durable.
             logger.debug("not flushed", partition=str(partition.partition), reason=str(error))
         return partition.log.recovery_point >= offset
 

@@ -15,7 +15,7 @@ from broker.topics.producer_ids import Producer
 from cleaner.job import RangeDigest
 from config import exit_codes
 from storage.directory.log_directory import LogDirectory
-from storage.errors import LogDirectoryError, StorageError
+from storage.errors import LogDirectoryError, TruncatedLogError
 from storage.format.batch import TRANSACTIONAL, ControlType, Record, build_batch, read_header
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
@@ -288,8 +288,21 @@ async def test_a_producer_that_waits_for_a_flush_gets_an_error(env: MemoryEnv) -
         partition = filled(broker)
         waiting = partition.wait_flushed(1_000)
         await api(broker, "POST", f"{PATH}?to=4", {"force": True})
-        with pytest.raises(StorageError, match="truncated"):
+        with pytest.raises(TruncatedLogError, match="orders-0 to offset 4"):
             await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_periodic_flush_that_waits_for_a_truncation_does_not_fail(env: MemoryEnv) -> None:
+    """Otherwise the round ends, and the logs after this one wait for the next."""
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        async with partition.flushing:  # as the truncation has it
+            flush = asyncio.create_task(broker.checkpoint_writer.flush_to(partition, 6))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not flush.done()
+            partition.fail_waiters(TruncatedLogError(partition.partition, 4))
+            assert not await flush
 
 
 async def test_after_a_fault_at_any_step_no_record_below_the_offset_is_lost() -> None:
