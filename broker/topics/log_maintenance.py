@@ -50,11 +50,10 @@ WATCH_SECONDS = 1.0  # jumped clock, directory that failed or hangs
 ROLL_SECONDS = 1.0  # idle segments
 FLUSH_SECONDS = 1.0  # flush.ms
 PURGE_SECONDS = 1.0  # file.delete.delay.ms
-COLLECT_SECONDS = 60.0  # full collections of cyclic garbage
+GARBAGE_SECONDS = 0.25  # a look whether a full collection of cyclic garbage is due
 DISK_SECONDS = 10.0  # free space in the metrics
 LIMIT_PRODUCERS_SECONDS = 5.0  # a client may invent some 10,000 producer ids a second
 EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
-COLLECTION_PUT_OFF_MAX = 10  # rounds that large requests may postpone a full collection
 # Python's own thresholds of young and middle collections. Full collections run on the timer only:
 # Python would run them during a large request, and each thousand of its rows costs 0.2 ms.
 COLLECTION_THRESHOLDS = (700, 10, 1 << 30)
@@ -137,7 +136,6 @@ class LogMaintenance:
         self._note_time = note_time
         self._damage_gone = damage_gone
         self._broker_stats = broker_stats
-        self._collections_put_off = 0
         self._collections = FullCollections()
         self._thresholds = gc.get_threshold()
         self.clock = clock
@@ -151,7 +149,7 @@ class LogMaintenance:
         for name, seconds, work in (
             ("clock", WATCH_SECONDS, self.watch_clock),
             ("directories", WATCH_SECONDS, self.watch_directories),
-            ("collect garbage", COLLECT_SECONDS, self.collect_garbage),
+            ("collect garbage", GARBAGE_SECONDS, self.collect_garbage),
             ("note time", self._periods.checkpoint, self._note_time),
             ("limit producers", LIMIT_PRODUCERS_SECONDS, self.limit_producers),
             ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
@@ -407,11 +405,8 @@ class LogMaintenance:
 
     async def collect_garbage(self) -> None:
         """Free cyclic garbage, if possible while no large request has its rows in memory."""
-        if self._broker_stats.large_requests and self._collections_put_off < COLLECTION_PUT_OFF_MAX:
-            self._collections_put_off += 1
-            return
-        self._collections_put_off = 0
-        self._collections.collect(may_freeze=not self._broker_stats.large_requests)
+        is_large_request = self._broker_stats.large_requests > 0
+        self._collections.collect_if_due(is_large_request=is_large_request)
 
     async def expire_producers(self) -> None:
         """Forget idempotent producers without an append for producer.id.expiration.ms."""

@@ -85,32 +85,6 @@ async def test_a_directory_where_unlinking_fails_goes_offline_and_the_others_go_
     assert [path for path, _ in good.unlinked] == ["b.deleted"]
 
 
-@pytest.fixture
-def collections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    done: list[int] = []
-    monkeypatch.setattr(log_maintenance.gc, "collect", lambda: done.append(1) or 0)  # type: ignore[func-returns-value]
-    return done
-
-
-async def test_garbage_is_collected_when_no_large_request_is_under_way(
-    collections: list[int],
-) -> None:
-    timers, _ = make()
-    await timers.collect_garbage()
-    assert len(collections) == 1
-
-
-async def test_large_requests_put_a_collection_off_but_not_for_ever(
-    collections: list[int],
-) -> None:
-    timers, _ = make(large=1)
-    for _ in range(log_maintenance.COLLECTION_PUT_OFF_MAX):
-        await timers.collect_garbage()
-    assert not collections
-    await timers.collect_garbage()
-    assert len(collections) == 1
-
-
 async def test_full_collections_are_left_to_the_timer_while_the_broker_runs() -> None:
     before = gc.get_threshold()
     timers, _ = make()
