@@ -556,7 +556,11 @@ class Broker:
         for name, step in steps:
             await self._stop_part(name, step)
         await self._stop_part("writes and flushes", self._wait_idle)
-        await self.directory_threads.run(ALL, self._close_logs)
+        reports = asyncio.create_task(self._report_stop(), name="progress of the stop")
+        try:
+            await self.directory_threads.run(ALL, self._close_logs)
+        finally:
+            reports.cancel()
         self.directory_threads.close()
         if self._tracing is not None:  # the logs do not wait for a collector
             await self._stop_part("tracing", self._tracing.stop)
@@ -600,6 +604,14 @@ class Broker:
                 await self.directory_threads.wait_unstalled(directory.path)
         for partition in self.topics.partitions():
             await partition.wait_idle()
+
+    async def _report_stop(self) -> None:
+        reports, logs = systemd.ProgressReports(), tuple(self.manager.table.logs.values())
+        while True:
+            await asyncio.sleep(systemd.PROGRESS_SECONDS)
+            closed = sum(log.is_closed for log in logs)
+            logger.info("closing of logs progressed", partitions=closed, of=len(logs))
+            reports.report(f"closing {closed} of {len(logs)} partitions", closed)
 
     def _close_logs(self) -> None:
         """Close the logs; in a thread."""

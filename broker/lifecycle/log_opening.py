@@ -5,7 +5,6 @@ reported, and a stop takes effect.
 """
 
 import asyncio
-from typing import Final
 
 import structlog
 
@@ -13,8 +12,7 @@ from broker.lifecycle import systemd
 from broker.lifecycle.readiness import Readiness
 from storage.manager.log_manager import ConfigOf, LogManager
 from storage.manager.open_report import OpenReport
-
-PROGRESS_SECONDS: Final = 5.0  # between two log lines of a long recovery
+from storage.manager.opening import OpeningProgress
 
 logger = structlog.get_logger("broker.log_opening")
 
@@ -29,14 +27,17 @@ async def open_logs(manager: LogManager, config_of: ConfigOf, readiness: Readine
         logger.warning("log recovery started", reason="unclean shutdown", directories=list(unclean))
     opening = asyncio.create_task(asyncio.to_thread(manager.load, config_of))
     stopping = asyncio.create_task(readiness.wait_stopping())
+    reports = systemd.ProgressReports()
     try:
         while not opening.done():
             tasks = (opening,) if readiness.is_stopping else (opening, stopping)
-            await asyncio.wait(tasks, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                tasks, timeout=systemd.PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
             if readiness.is_stopping:
                 manager.stop_opening()
             elif not opening.done():
-                _report_progress(manager)
+                _report_progress(manager.opening, reports)
     finally:
         stopping.cancel()
         manager.stop_opening()  # also if this task was cancelled
@@ -48,7 +49,7 @@ async def open_logs(manager: LogManager, config_of: ConfigOf, readiness: Readine
     return report
 
 
-def _report_progress(manager: LogManager) -> None:
-    done, total = manager.opening.done, manager.opening.total
-    logger.info("log recovery progressed", partitions=done, of=total)
-    systemd.notify(f"STATUS=recovering {done} of {total} partitions")
+def _report_progress(opening: OpeningProgress, reports: systemd.ProgressReports) -> None:
+    logger.info("log recovery progressed", partitions=opening.done, of=opening.total)
+    done = opening.done, sum(opening.remaining_segments.values())
+    reports.report(f"recovering {opening.done} of {opening.total} partitions", done)

@@ -18,6 +18,8 @@ import structlog
 logger = structlog.get_logger("broker.systemd")
 
 ALIVE: Final = "WATCHDOG=1"
+PROGRESS_SECONDS: Final = 5.0  # between two reports of a long start or stop
+EXTENSION_SECONDS: Final = 60  # for which one partition may take without progress
 # systemd's manual recommends half of the period: one late message does not end the broker.
 MESSAGES_PER_PERIOD: Final = 2
 
@@ -35,6 +37,26 @@ def notify(state: str) -> bool:
         except OSError:
             return False
     return True
+
+
+class ProgressReports:
+    """Tells systemd how far a start or stop is, and extends its timeout while that goes on.
+
+    systemd kills a service that takes longer than TimeoutStartSec or TimeoutStopSec, unless it
+    sends EXTEND_TIMEOUT_USEC again and again (sd_notify(3)). After a kill the next start recovers.
+    """
+
+    def __init__(self, send: Callable[[str], object] = notify) -> None:
+        self._send = send
+        self._done: object = None
+
+    def report(self, status: str, done: object) -> None:
+        """Send a status; `done` differs from that of the last call if the work goes on."""
+        lines = [f"STATUS={status}"]
+        if done != self._done:
+            lines.append(f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}")
+        self._done = done
+        self._send("\n".join(lines))
 
 
 def watchdog_seconds(environment: Mapping[str, str], pid: int) -> float | None:

@@ -504,6 +504,11 @@ class Log:
         # reader ends, and not by a collection of cyclic garbage on the event loop.
         self.roller.on_roll = None
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed or deleted, or is being closed."""
+        return self._state.is_closed
+
     def close(self) -> None:
         """Flush everything and close the files, as at a clean stop."""
         state = self._state

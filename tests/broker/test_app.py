@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -317,6 +318,44 @@ def test_the_watchdog_of_another_process_is_not_ours(
     environment: dict[str, str], seconds: float | None
 ) -> None:
     assert systemd.watchdog_seconds(environment, 41) == seconds
+
+
+def test_systemd_extends_a_timeout_only_while_the_work_goes_on() -> None:
+    sent: list[str] = []
+    reports = systemd.ProgressReports(sent.append)
+    for done in (1, 2, 2, 3):
+        reports.report(f"closing {done} of 3 partitions", done)
+    extension = f"\nEXTEND_TIMEOUT_USEC={systemd.EXTENSION_SECONDS}000000"
+    assert sent == [
+        f"STATUS=closing 1 of 3 partitions{extension}",
+        f"STATUS=closing 2 of 3 partitions{extension}",
+        "STATUS=closing 2 of 3 partitions",
+        f"STATUS=closing 3 of 3 partitions{extension}",
+    ]
+
+
+async def test_a_long_stop_says_how_many_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, reported = threading.Event(), threading.Event()
+    statuses: list[str] = []
+
+    def report(_: object, status: str, __: object) -> None:
+        statuses.append(status)
+        reported.set()
+
+    def hold_up(operation: str, path: str) -> bool:
+        if operation == "sync_dir" and "/orders-1" in path and not reached.is_set():
+            reached.set()
+            assert reported.wait(20)
+        return False
+
+    monkeypatch.setattr(systemd, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(systemd.ProgressReports, "report", report)
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env, topics={"orders": {"partitions": 3}}) as broker:
+        env.fail_on(hold_up, 5)
+        await broker.stop()
+    assert reached.is_set()
+    assert statuses[0] == "closing 2 of 3 partitions"
 
 
 async def test_the_watchdog_is_notified_while_the_broker_is_healthy_and_the_loop_runs(
