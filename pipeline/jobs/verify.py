@@ -44,6 +44,7 @@ from pipeline.command import (
 from pipeline.errors import JobError
 from pipeline.progress import progress_bars
 from pipeline.records.key_text import key_json, key_text
+from pipeline.tables.state import fetch_cleaned_end_offset
 from pipeline.tables.table_reading import FORMATS, read_reach, read_table
 from pipeline.verification.batches import BatchFault, BatchWalk, walk_all
 from pipeline.verification.rules import (
@@ -257,7 +258,8 @@ class Verifier:
                 version_header=header,
                 keeps_keyless=null_key == "keep",
                 starts={n: bounds.first[n] for n in numbers},
-                is_whole="compact" not in settings.get("cleanup.policy", ""),
+                is_whole="compact" not in settings.get("cleanup.policy", "")
+                and all(self._is_uncleaned(n, bounds.first[n]) for n in numbers),
                 forget_before_ms=max(made_ms) - kept_ms if made_ms else None,
             )
             end = {n: max(views[n].horizon, bounds.first[n]) for n in numbers}
@@ -283,6 +285,11 @@ class Verifier:
                     " it cannot be verified"
                 )
         return result
+
+    def _is_uncleaned(self, partition: int, first_offset: int) -> bool:
+        """Return whether no clean has removed records above the log start, under any policy."""
+        cleaned = fetch_cleaned_end_offset(self.client, self.topic, partition)
+        return cleaned is not None and cleaned <= first_offset
 
     # Two topics, or a table -----------------------------------------------------------------
 

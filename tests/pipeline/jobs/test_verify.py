@@ -24,6 +24,7 @@ from storage.format.batch import (
     build_batch,
     marker_record,
 )
+from tests.pipeline.jobs.test_bootstrap import alter_policy
 from tests.pipeline.planted import (
     CODECS,
     START_MS,
@@ -408,6 +409,20 @@ def test_what_expired_in_the_log_cannot_be_held_against_it(
     result = verifier(spark, broker, topic).view()
     assert result.kinds == {"same": 30, "unverifiable": 30}
     assert "starts at offset 70" in result.notes[0]
+
+
+def test_what_a_clean_removed_under_an_earlier_policy_cannot_be_held_against_a_view(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    """The clean kept the last record, the view the latest one."""
+    keys = {"cleanup_policy": "compact", "retention_ms": "-1", "varve_view_strategy": "timestamp"}
+    make_topic(broker, topic, 1, **VIEW, **keys)
+    write(broker, topic, [(0, b"k", b"%d" % n, START_MS - n, None) for n in range(10)])
+    compact_view(broker, topic, 0)
+    clean(broker, topic, 0)
+    for policy in ("compact", "delete"):
+        alter_policy(broker, topic, policy)
+        assert verifier(spark, broker, topic).view().kinds == {"unverifiable": 1}
 
 
 def test_a_view_that_changes_whenever_it_is_read_is_given_up(
