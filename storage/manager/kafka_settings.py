@@ -20,9 +20,10 @@ from storage.directory.kafka_metadata import (
 from storage.directory.kafka_security import SecurityImage
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
-from storage.errors import StorageError
+from storage.errors import LogDirectoryError, StorageError
 from storage.manager.open_report import NAMED_MAX, LogLines
 
+_NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _Lines = list[tuple[str, dict[str, object]]]
 
 
@@ -31,16 +32,23 @@ def read_image(env: Env, directories: Iterable[LogDirectory]) -> tuple[MetadataI
 
     It is complete only if Kafka was the last broker here, stopped cleanly, and left no other copy
     that cannot be read: a broker that served the directory since has topics of its own.
+
+    Raises LogDirectoryError if a disk or its permissions hide the metadata: they may be there at
+    the next start, but topics that were taken over without their settings keep none.
     """
     lines: _Lines = []
     newest = MetadataImage()
     for directory in directories:
         try:
             image = read_kafka_metadata(env, directory.path)
-        except (OSError, StorageError) as error:
+        except (StorageError, *_NOT_A_FILE) as error:
             fields: dict[str, object] = {"directory": directory.path, "reason": str(error)}
             lines.append(("kafka metadata not read", fields))
             continue
+        except OSError as error:
+            raise LogDirectoryError(
+                directory.path, f"Kafka's metadata in it cannot be read: {error}"
+            ) from error
         if image is not None and image.end_offset >= newest.end_offset:
             newest = image
             newest.is_complete = image.is_complete and directory.was_closed_by_kafka

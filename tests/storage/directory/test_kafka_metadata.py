@@ -1,5 +1,6 @@
 """Kafka's metadata log: which settings of topics are believed, and when nothing is."""
 
+import errno
 import struct
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from storage.directory.kafka_security import (
 from storage.directory.log_directory import LogDirectory
 from storage.directory.security_entries import AclEntry, ScramEntry
 from storage.env import write_file
+from storage.errors import LogDirectoryError
 from storage.format.batch import CONTROL, ControlType, build_batch, marker_record, walk_headers
 from storage.format.checkpoints import decode_topic_id
 from storage.manager.kafka_settings import read_image, take_kafka_settings
@@ -323,6 +325,20 @@ def test_metadata_that_cannot_be_read_is_told_of_and_keeps_nobody_from_starting(
     assert (event, fields["directory"]) == ("kafka metadata not read", "/disk1")
     assert "offset 0 is missing" in str(fields["reason"])
     assert len(manager.table.logs) == 2
+    manager.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_metadata_that_a_disk_does_not_give_refuses_the_start(number: int) -> None:
+    env, topic_id = taken_over()
+    records = batches(0, topic("orders", topic_id), config("orders", "retention.ms", "1"))
+    write(env, segment(0), records)
+    fault = env.fail_on(lambda _, path: "__cluster_metadata" in path, number)
+    with pytest.raises(LogDirectoryError, match="Kafka's metadata in it cannot be read"):
+        opened(env, "/disk1")
+    fault.remove()
+    manager, _ = opened(env, "/disk1")
+    assert manager.metadata.topics["orders"].dynamic == {"retention.ms": "1"}
     manager.close()
 
 
