@@ -19,7 +19,7 @@ import numpy.typing as npt
 from numba.core import config
 from numba.extending import intrinsic as _intrinsic
 
-import storage.kernels  # sets Numba's cache directory, and has to come before numba  # noqa: F401
+import storage.kernels  # sets Numba's cache directory, and has to come before numba
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Words: TypeAlias = npt.NDArray[np.uint64]
@@ -36,7 +36,8 @@ _njit: Any = numba.njit  # whose stubs do not know `_nrt`
 
 def _digest_of_sources() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    folders = (Path(storage.kernels.__file__).parent, Path(__file__).parent)  # both are called
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -24,6 +24,7 @@ from cleaner.engine.kernels.passes.fingerprint_table import (
     mark_survivors,
     put_keys,
 )
+from cleaner.engine.kernels.passes.key_search import KeyTarget, find_key
 from cleaner.engine.kernels.passes.newest_first import (
     BUFFERED_FROM,
     WALK_WORDS,
@@ -96,6 +97,14 @@ def run_all() -> None:
     _count_some_records(buf, len(batch), space)
     _exchange_some_rows(buf, len(batch), space)
     _list_some_contents(buf, len(batch), space)
+    _find_a_key(batch[HEADER_BYTES:])
+
+
+def _find_a_key(records: bytes) -> None:
+    key = np.frombuffer(b"k", dtype=np.uint8)
+    target = KeyTarget(0, has_one_timestamp=False, last_delta=2, end_delta=3)
+    matches = find_key(np.frombuffer(records, dtype=np.uint8), 3, target, key, key)
+    assert matches.values == 3
 
 
 def _exchange_some_rows(buf: Bytes, end: int, space: Workspace) -> None:

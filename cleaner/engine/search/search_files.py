@@ -1,9 +1,12 @@
 """Search every file of a partition for the records of one key.
 
 Rules
-- The files are read, and nothing else is trusted: no index, no stored number, no kernel. A key is
-  found by its bytes and their length, which every record has in front of its key. A producer may
-  write that length with more bytes than it needs.
+- The files are read, and nothing else is trusted: no index, no stored number, nothing that cleans.
+  A key is found by its bytes and their length, which every record has in front of its key. A
+  producer may write that length with more bytes than it needs.
+- A batch of a few kilobytes may have a million records of the key, or a million values that look
+  like it. So the records of a batch with the bytes of the key are walked by a kernel, which only
+  counts them (kernels/passes/key_search.py).
 - Every file with batches counts, whatever its name is: segments, replaced segments,
   outputs of cleans, views, and the inputs and outputs of leases.
 - If nothing is found, the folders are synced: no deleted name comes back after a power loss.
@@ -25,6 +28,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
+from cleaner.engine.kernels.passes.key_search import KeyMatches, KeyTarget, find_key
 from cleaner.job import CleanAbortedError, JobControl
 from cleaner.key_search import (
     FileState,
@@ -39,9 +45,8 @@ from storage.env import Env, File
 from storage.errors import CorruptBatchError, StorageError
 from storage.format import filenames
 from storage.format.batch import (
+    HEADER_BYTES,
     BatchHeader,
-    Record,
-    iterate_records,
     unpack_records,
     verify_crc,
     walk_headers,
@@ -53,7 +58,6 @@ CHUNK_BYTES: Final = 4 << 20
 FOUND_MAX: Final = 1000  # files that a result names
 ROUNDS_MAX: Final = 20  # listings of the folders
 DEPTH_MAX: Final = 8  # of folders in folders
-VERSION_BYTES: Final = 8
 
 
 class FilesChangeError(StorageError):
@@ -94,6 +98,8 @@ class _Search:
         shortest, *longer = _lengths(len(search.key))
         self._shortest = shortest + search.key
         self._longer = [length + search.key for length in longer]
+        self._key = np.frombuffer(search.key, dtype=np.uint8)
+        self._version_header = np.frombuffer(search.version_header.encode(), dtype=np.uint8)
         self._found: dict[FileState, FoundFile] = {}
         self._unreadable: dict[_ListedFile, UnreadableFile] = {}
         self._tally = _Tally()
@@ -225,15 +231,24 @@ class _Search:
             raise CorruptBatchError("CRC does not match")
         if header.is_control:
             return
-        records, begin, end = data, at, at + header.size_bytes
+        records, begin, end = data, at + HEADER_BYTES, at + header.size_bytes
         if header.codec:
             records = bytes(unpack_records(data, header, at, limit))
             begin, end = 0, len(records)
         if not self._may_have_key(records, begin, end):
             return
-        for record in iterate_records(data, header, at, limit):
-            if record.key == self._search.key and record.offset < below:
-                self._count(record, in_file)
+        target = KeyTarget(
+            header.max_timestamp if header.is_log_append_time else header.base_timestamp,
+            has_one_timestamp=header.is_log_append_time,
+            last_delta=header.last_offset_delta,
+            end_delta=below - header.base_offset,
+        )
+        buf = np.frombuffer(records, dtype=np.uint8)[begin:end]
+        matches = find_key(buf, header.record_count, target, self._key, self._version_header)
+        if not matches.is_valid:
+            raise CorruptBatchError("a record is malformed")
+        self._tally.add(header.base_offset, matches)
+        in_file.add(header.base_offset, matches)
 
     def _may_have_key(self, records: bytes, begin: int, end: int) -> bool:
         """Return whether the key is there with its length in front.
@@ -249,11 +264,6 @@ class _Search:
             has(self._shortest) or (has(b"\0" + key) and any(map(has, self._longer)))
         )
 
-    def _count(self, record: Record, in_file: "_InFile") -> None:
-        self._tally.add(record, self._search.version_header)
-        if record.value is not None:
-            in_file.add(record.offset)
-
 
 @dataclass(slots=True)
 class _Tally:
@@ -263,13 +273,14 @@ class _Tally:
     latest: tuple[int, int] = (-1, -1)  # the largest timestamp, and the last offset that has it
     version: tuple[int, int] | None = None  # likewise
 
-    def add(self, record: Record, version_header: str) -> None:
-        """Add a record."""
-        self.tombstones += record.value is None
-        self.latest = max(self.latest, (record.timestamp, record.offset))
-        version = _version_of(record, version_header) if version_header else None
-        if version is not None:
-            ranked = (version, record.offset)
+    def add(self, base_offset: int, matches: KeyMatches) -> None:
+        """Add the records of a batch."""
+        self.tombstones += matches.tombstones
+        if matches.latest_delta >= 0:
+            latest = (matches.latest_ms, base_offset + matches.latest_delta)
+            self.latest = max(self.latest, latest)
+        if matches.version_delta >= 0:
+            ranked = (matches.version, base_offset + matches.version_delta)
             self.version = ranked if self.version is None else max(self.version, ranked)
 
 
@@ -303,14 +314,6 @@ def _lengths(key_bytes: int) -> tuple[bytes, bytes, bytes]:
     return bytes(shortest), bytes(longer), b"\x80\x00"
 
 
-def _version_of(record: Record, name: str) -> int | None:
-    """Return the version of a record: the last header of the name, if it has 8 bytes."""
-    versions = [value for header, value in record.headers if header == name]
-    if not versions or versions[-1] is None or len(versions[-1]) != VERSION_BYTES:
-        return None
-    return int.from_bytes(versions[-1], "big", signed=True)
-
-
 @dataclass(slots=True)
 class _InFile:
     """The records of the key in one file, up to a position."""
@@ -321,8 +324,11 @@ class _InFile:
     first_offset: int = field(default=-1)
     last_offset: int = field(default=-1)
 
-    def add(self, offset: int) -> None:
-        """Add a record with a value."""
-        self.records += 1
-        self.first_offset = offset if self.first_offset < 0 else min(self.first_offset, offset)
-        self.last_offset = max(self.last_offset, offset)
+    def add(self, base_offset: int, matches: KeyMatches) -> None:
+        """Add the records of a batch that have a value."""
+        if matches.values:
+            first, last = matches.first_value_delta, matches.last_value_delta
+            if self.first_offset < 0:
+                self.first_offset = base_offset + first
+            self.last_offset = base_offset + last
+            self.records += matches.values

@@ -1,5 +1,7 @@
 """The search of all files of a partition for one key: what counts, and files that come and go."""
 
+import random
+
 import pytest
 
 from cleaner.engine.search.search_files import (
@@ -9,10 +11,14 @@ from cleaner.engine.search.search_files import (
 )
 from cleaner.job import CleanAbortedError
 from cleaner.key_search import KeySearch, KeySearchResult, SearchedFolder, file_state
+from storage.errors import CorruptBatchError
 from storage.format.batch import (
     BATCH_LENGTH_MIN,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
     Record,
     build_batch,
+    decode_records,
     read_header,
     with_crc,
     write_varint,
@@ -287,3 +293,102 @@ def test_deletions_before_a_search_without_result_survive_a_power_loss() -> None
     assert search(env).found == ()
     for _ in range(20):
         assert not env.crash().exists(path)
+
+
+def test_a_batch_is_not_decoded_record_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes may have a million records of the key, which take seconds in Python."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a record is decoded in Python")
+
+    count = 100_000
+    made = [(offset, b"k", b"") for offset in range(count)]
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch(*made, codec=ZSTD))
+    monkeypatch.setattr("storage.format.batch._decode_record", refuse)
+    result = search(env, below=count, key=b"k")
+    assert (result.records, result.found[0].last_offset) == (count, count - 1)
+
+
+RANDOM_KEYS = (b"", b"k", b"kk", b"other", None)
+RANDOM_HEADERS = (
+    (),
+    (("v", None),),
+    (("v", b"short"),),
+    (("v", bytes(8)), ("w", b"")),
+    (("v", b"\xff" * 8),),
+    (("v", b"\x7f" + bytes(7)), ("v", b"\x01" * 8)),
+    (("v", bytes(8)), ("v", b"")),
+)
+
+
+def random_records(rng: random.Random) -> list[Record]:
+    offsets = sorted(rng.sample(range(100, 130), rng.randint(1, 12)))
+    return [
+        Record(
+            offset,
+            rng.choice([-1, 0, 5, 7, 1 << 40]),
+            rng.choice(RANDOM_KEYS),
+            rng.choice([None, b"", b"\x02k", b"\x02k" * 40]),
+            rng.choice(RANDOM_HEADERS),
+        )
+        for offset in offsets
+    ]
+
+
+def version_of(record: Record) -> int | None:
+    versions = [value for name, value in record.headers if name == "v"]
+    if not versions or versions[-1] is None or len(versions[-1]) != 8:
+        return None
+    return int.from_bytes(versions[-1], "big", signed=True)
+
+
+def test_what_is_found_is_what_the_decoded_records_say() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(300):
+        codec = rng.choice([0, ZSTD])
+        attributes = rng.choice([0, LOG_APPEND_TIME])
+        data = bytes(build_batch(random_records(rng), codec=codec, attributes=attributes))
+        below, key = rng.randint(95, 135), rng.choice([b"", b"k", b"kk"])
+        records = [
+            record
+            for record in decode_records(data, read_header(data))
+            if record.key == key and record.offset < below
+        ]
+        env = MemoryEnv(seed=1)
+        write(env, f"{100:020}.log", data)
+        result = search(env, below=below, key=key, header="v")
+        values = [record.offset for record in records if record.value is not None]
+        found = [(f.records, f.first_offset, f.last_offset) for f in result.found]
+        assert found == ([(len(values), values[0], values[-1])] if values else [])
+        assert result.tombstones == len(records) - len(values)
+        latest = max([(record.timestamp, record.offset) for record in records], default=(-1, -1))
+        assert (result.latest_ms, result.latest_offset) == max(latest, (-1, -1))
+        ranked = [(version_of(record), record.offset) for record in records]
+        versions = [(version, offset) for version, offset in ranked if version is not None]
+        assert (result.version, result.version_offset) == max(versions, default=(None, -1))
+
+
+def test_changed_bytes_of_records_are_reported_as_in_plain_python() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(500):
+        good = build_batch(random_records(rng))
+        header, body = read_header(good), bytearray(good[HEADER_BYTES:])
+        for _ in range(rng.randint(1, 3)):
+            body[rng.randrange(len(body))] = rng.choice([0, 1, 2, 127, 128, 255])
+        cut = rng.randrange(len(body)) if rng.random() < 0.2 else len(body)
+        body = body[:cut] + b"\x02k"  # the bytes of the key are there
+        batch_length = BATCH_LENGTH_MIN + len(body)
+        data = bytes(with_crc(header._replace(batch_length=batch_length), body))
+        env = MemoryEnv(seed=1)
+        write(env, f"{100:020}.log", data)
+        try:
+            decode_records(data, read_header(data))
+        except CorruptBatchError:
+            assert search(env, key=b"k").unreadable
+        else:
+            assert not search(env, key=b"k").unreadable
