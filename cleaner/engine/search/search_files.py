@@ -198,16 +198,18 @@ class _Search:
         length = CHUNK_BYTES
         while in_file.position < size:
             length = min(length, size - in_file.position)
-            if self._control.aborted():
-                raise CleanAbortedError
             self._control.read_bytes(length)
             begin = in_file.position
             data = file.pread(length, begin)
-            self._bytes_read += len(data)
+            before = self._bytes_read
             for at, header in walk_headers(data):
+                if self._control.aborted():
+                    raise CleanAbortedError
                 self._search_batch(data, at, header, in_file, listed)
                 in_file.position = begin + at + header.size_bytes
-            self._control.progress("search", self._bytes_read, self._total)
+                done = before + at + header.size_bytes
+                self._control.progress("search", done, self._total)
+            self._bytes_read += len(data)
             if in_file.position > begin:
                 length = CHUNK_BYTES
             elif begin + length < size:

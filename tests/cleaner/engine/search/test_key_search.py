@@ -272,6 +272,22 @@ def test_the_bytes_are_charged_and_an_abort_ends_the_search() -> None:
         search(env, control=Recorder(abort_after=0))
 
 
+def test_progress_and_aborts_are_looked_at_for_each_batch() -> None:
+    """A chunk may have hundreds of batches that unpack to the limit each."""
+    env = MemoryEnv(seed=1)
+    batches = [batch((offset, KEY, b"1"), codec=ZSTD) for offset in range(3)]
+    write(env, f"{0:020}.log", *batches)
+    control = Recorder()
+    search(env, control=control)
+    total = sum(map(len, batches))
+    done = [len(batches[0]), len(batches[0]) + len(batches[1]), total]
+    assert control.stages == [("search", bytes_done, total) for bytes_done in done]
+    control = Recorder(abort_after=1)
+    with pytest.raises(CleanAbortedError):
+        search(env, control=control)
+    assert len(control.stages) == 1
+
+
 def test_the_largest_version_of_the_key_is_returned() -> None:
     env = MemoryEnv(seed=1)
     versions = [5, -3, 9]
