@@ -248,9 +248,8 @@ async def _metadata_topic(
 
 
 async def _partition_epochs(topic: Topic | ViewTopic, turns: Turns) -> PartitionEpochs:
-    served: Iterable[tuple[int, Partition | ViewPartition]] = topic.partitions.items()
     state: list[tuple[int, int | None]] = [(index, None) for index in topic.offline]
-    for number, (index, partition) in enumerate(tuple(served)):
+    for number, (index, partition) in enumerate(tuple(topic.partitions.items())):
         if number % PARTITIONS_PER_TURN == 0:
             await turns.take()
         state.append((index, partition.log.leader_epoch))
@@ -398,10 +397,10 @@ async def describe_log_dirs(
             for index in topic.partitions:
                 await turns.take()
                 requested.add((topic.topic, index))
-    views = [tuple(view.partitions.values()) async for view in turns.over(services.views)]
+    views = chain.from_iterable(map(services.views.partitions_of, services.views))
     by_directory: dict[str, dict[str, list[DescribeLogDirsResponsePartition]]]
     by_directory = defaultdict(lambda: defaultdict(list))
-    replicas: Iterable[Partition | ViewPartition] = chain(services.topics.partitions(), *views)
+    replicas: Iterable[Partition | ViewPartition] = chain(services.topics.partitions(), views)
     for partition in replicas:
         await turns.take()
         if requested is None or partition.partition in requested:

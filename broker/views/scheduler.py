@@ -123,7 +123,8 @@ class ViewScheduler:
     def partitions(self, topic: str | None = None) -> Iterator[TopicPartition]:
         """Yield the partitions that have a view, or those of one topic, in any order."""
         for view in self._views_of(topic):
-            yield from (partition.base.partition for partition in tuple(view.partitions.values()))
+            for partition in tuple(view.partitions.values()):
+                yield partition.partition
 
     def status(self, topic: str | None = None) -> list[ViewStatus]:
         """Return every view, or those of one topic, by topic and partition."""
@@ -132,7 +133,7 @@ class ViewScheduler:
     def each_status(self, topic: str | None = None) -> Iterator[ViewStatus]:
         """Yield the status of each view in any order; other tasks may run in between."""
         for view in self._views_of(topic):
-            for partition in tuple(view.partitions.values()):
+            for partition in self._views.partitions_of(view):
                 yield self._status_of(partition)
 
     def _views_of(self, topic: str | None) -> Iterable[ViewTopic]:

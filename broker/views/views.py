@@ -74,8 +74,13 @@ class ViewTopic:
         self.base = base
         self.name = view_name(base.name)
         self.topic_id = view_id(base.topic_id)
-        self.partitions: dict[int, ViewPartition] = {}
+        self.opened: dict[int, ViewPartition] = {}  # the others are opened when they are needed
         self.rows = PartitionRows()
+
+    @property
+    def partitions(self) -> dict[int, Partition]:
+        """Return the partitions of the topic, opened as a view or not."""
+        return self.base.partitions
 
     @property
     def offline(self) -> dict[int, str]:
@@ -100,7 +105,11 @@ class ViewTopic:
 
 
 class Views:
-    """All views, created on first use."""
+    """All views, created on first use.
+
+    A view may have thousands of partitions. Only `open_all`, in turns, and callers that name a
+    partition open them.
+    """
 
     def __init__(
         self,
@@ -133,28 +142,37 @@ class Views:
             if topic.config.has_view or view_name(topic.name) in self._by_name:
                 view = self._view_of(topic)
                 if view is not None:
-                    yield self._complete(view)
+                    yield view
 
     def get(self, name: str) -> ViewTopic | None:
-        """Return the view of that name, with all its partitions."""
-        view = self._named(name)
-        return None if view is None else self._complete(view)
+        """Return the view of that name."""
+        if not name.endswith(RESERVED_SUFFIX):
+            return None
+        topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
+        return None if topic is None else self._view_of(topic)
 
     def by_id(self, topic_id: bytes) -> ViewTopic | None:
-        """Return the view of that id, with all its partitions."""
-        view = self._with_id(topic_id)
-        return None if view is None else self._complete(view)
+        """Return the view of that id."""
+        view = self._by_id.get(topic_id)
+        return view if view is not None and self.get(view.name) is view else None
 
     def partition(self, base: TopicPartition) -> ViewPartition | None:
         """Return the view of a partition of a topic, by the topic's own name."""
-        view = self._named(view_name(base.topic))
+        view = self.get(view_name(base.topic))
         return None if view is None else self._partition_of(view, base.partition)
+
+    def partitions_of(self, view: ViewTopic) -> Iterator[ViewPartition]:
+        """Yield the partitions of a view; other tasks may run in between."""
+        for index in tuple(view.partitions):
+            view_partition = self.partition(TopicPartition(view.base.name, index))
+            if view_partition is not None:
+                yield view_partition
 
     def failures(self) -> Iterator[tuple[TopicPartition, InvalidViewError]]:
         """Yield the partitions of views that cannot be read, and why."""
         for partition in tuple(self._failed):
-            view = self._named(partition.topic)
-            opened = None if view is None else view.partitions.get(partition.partition)
+            view = self.get(partition.topic)
+            opened = None if view is None else self._partition_of(view, partition.partition)
             if opened is not None and opened.log.failure is not None and not opened.is_opening:
                 yield partition, opened.log.failure
             else:
@@ -163,7 +181,7 @@ class Views:
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
         """Like Topics.find; opens this partition only, because a fetch may name many."""
         by_id = isinstance(topic, bytes)
-        view = self._with_id(topic) if isinstance(topic, bytes) else self._named(topic)
+        view = self.by_id(topic) if isinstance(topic, bytes) else self.get(topic)
         if view is None:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
@@ -250,7 +268,7 @@ class Views:
             view.change_over(None)
 
     async def forget(self, present: Collection[TopicPartition]) -> None:
-        """Drop the state of deleted partitions, and the views of deleted topics.
+        """Drop the state of deleted and offline partitions, and the views of deleted topics.
 
         In turns: a log closes its files with its last reference.
         """
@@ -258,7 +276,11 @@ class Views:
         for partition in self._clear.keys() - present:
             self._clear.pop(partition, None)
             await turns.take()
-        for name in tuple(self._by_name):
+        for name, view in tuple(self._by_name.items()):
+            for index in view.opened.keys() - view.partitions.keys():
+                if index not in view.partitions:
+                    view.opened.pop(index, None)
+                await turns.take()
             if self._is_of_deleted_topic(name):
                 self._forget(name)
             await turns.take()
@@ -269,9 +291,9 @@ class Views:
 
     def reopen(self, base: Partition) -> None:
         """Open the view of a partition again, because the replica is in another directory."""
-        view = self._named(view_name(base.partition.topic))
+        view = self.get(view_name(base.partition.topic))
         if view is not None:
-            view.partitions.pop(base.partition.partition, None)
+            view.opened.pop(base.partition.partition, None)
             self._partition_of(view, base.partition.partition)
 
     def conflict(self, topic: Topic) -> str | None:
@@ -291,30 +313,14 @@ class Views:
             self._by_id[view.topic_id] = view
         return view
 
-    def _named(self, name: str) -> ViewTopic | None:
-        if not name.endswith(RESERVED_SUFFIX):
-            return None
-        topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
-        return None if topic is None else self._view_of(topic)
-
-    def _with_id(self, topic_id: bytes) -> ViewTopic | None:
-        view = self._by_id.get(topic_id)
-        return view if view is not None and self._named(view.name) is view else None
-
-    def _complete(self, view: ViewTopic) -> ViewTopic:
-        """Add missing partitions to a view."""
-        for index in view.partitions.keys() | view.base.partitions.keys():
-            self._partition_of(view, index)
-        return view
-
     def _partition_of(self, view: ViewTopic, index: int) -> ViewPartition | None:
-        base = view.base.partitions.get(index)
-        view_partition = view.partitions.get(index)
+        base = view.partitions.get(index)
+        view_partition = view.opened.get(index)
         if base is None:
-            view.partitions.pop(index, None)
+            view.opened.pop(index, None)
             return None
         if view_partition is None or view_partition.base is not base:
-            view_partition = view.partitions[index] = self._open(view.name, base)
+            view_partition = view.opened[index] = self._open(view.name, base)
         return view_partition
 
     def _forget(self, name: str) -> None:

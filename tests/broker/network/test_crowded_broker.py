@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from broker.app import Broker
 from broker.groups.classic.subscription import encode_assignment_sliced
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
+from broker.views.views import view_id
 from protocol import codec
 from protocol import messages as m
 from protocol.api import APIS, ApiKey
@@ -43,6 +45,7 @@ MEMBERS: Final = 500  # of a group; each one that joins assigns all partitions a
 SUBSCRIBED: Final = 6 * CROWD  # topics of one member; most do not exist
 GROUPS: Final = ("classic", "modern", "large classic", "large modern", "g0")
 OF_GROUPS: Final = re.compile("GROUP|OFFSET_(COMMIT|FETCH|DELETE)|HEARTBEAT")
+OF_TOPICS: Final = re.compile("TOPIC|METADATA|CONFIGS|LOG_DIRS|OFFSET|RECORDS")
 CONNECTIONS: Final = 300
 SESSIONS: Final = 20  # of CROWD partitions each
 # The clock of the loop runs faster, so a turn ends after 2,000 lines, or with its slice of rows.
@@ -51,6 +54,7 @@ CLOCK_RATE: Final = 20
 # found if it has 23 lines for each entry; `make budgets` finds five.
 LINES_PER_TURN_MAX: Final = 23_000
 ROWS: Final = 3  # of a request
+VIEW: Final = "wide.compacted"
 RETRIED: Final = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -415,3 +419,49 @@ def test_no_turn_of_a_timer_depends_on_what_the_broker_has(
     turns = {name: longest_turn(runner, monkeypatch, work) for name, work in timers(crowd)}
     assert len(crowd.broker.listener.connections) == 0
     assert {name: lines for name, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+def requests_about_the_view(crowd: Crowd) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
+    """Yield requests; the view of the topic with many partitions is switched on just before."""
+    wide = crowd.broker.topics.get("wide")
+    assert wide is not None
+
+    def switch_on() -> None:
+        wide.config = replace(wide.config, varve_view="none")
+        assert crowd.broker.views.get(VIEW) is None
+        wide.config = replace(wide.config, varve_view="compacted")
+
+    names = Names((VIEW,), (view_id(wide.topic_id),), 1, GROUPS[:1])
+    for key in sorted(key for key in APIS if OF_TOPICS.search(ApiKey(key).name)):
+        version = APIS[key].versions.last
+        for label, body in largest_bodies(key, version, ROWS, names):
+
+            async def ask(key: int = key, body: Message = body, version: int = version) -> None:
+                switch_on()
+                await crowd.exchange(key, copy.deepcopy(body), version)
+
+            yield f"{ApiKey(key).name} {label}", ask
+    for path in ("/api/v1/view", "/api/v1/view?topic=wide", "/metrics"):
+
+        async def read(path: str = path) -> None:
+            switch_on()
+            assert (await get(crowd.broker, path))[0] == 200
+
+        yield path, read
+
+
+def test_no_turn_of_a_request_opens_all_partitions_of_a_view_that_was_just_switched_on(
+    crowd: Crowd, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = crowd.broker.topics.get("wide")
+    assert wide is not None
+    config = wide.config
+    try:
+        turns = {
+            label: longest_turn(runner, monkeypatch, ask)
+            for label, ask in requests_about_the_view(crowd)
+        }
+    finally:
+        wide.config = config
+    print(sorted(((v, k) for k, v in turns.items()), reverse=True)[:12])
+    assert {label: lines for label, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}

@@ -5,6 +5,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -113,6 +114,37 @@ async def test_a_view_that_is_being_opened_is_like_a_leader_that_has_moved(
         await broker.views._opener.wait_opened(broker.settings.log_dirs)
         assert services.readable(VIEW_NAME, 0) is view
         assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_partition_that_is_not_opened_yet_is_described_and_its_first_reader_opens_it() -> (
+    None
+):
+    async with broker_with_ledger(MemoryEnv()) as broker:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        config = topic.config
+        topic.config = replace(config, varve_view="none")
+        assert broker.views.get(VIEW_NAME) is None
+        topic.config = config
+        view = broker.views.get(VIEW_NAME)
+        assert view is not None
+        assert (view.partitions, view.opened) == (topic.partitions, {})
+        services = make_context(broker).services
+        assert services.readable(VIEW_NAME, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.views._opener.wait_opened(broker.settings.log_dirs)
+        assert services.readable(VIEW_NAME, 0) is view.opened[0]
+        assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_round_of_maintenance_drops_partitions_that_went_offline() -> None:
+    async with broker_with_ledger(MemoryEnv()) as broker:
+        view = broker.views.get(VIEW_NAME)
+        assert view is not None
+        assert list(view.opened) == [0]
+        broker.topics.take_offline([WHERE], "its directory failed")
+        await broker.view_scheduler.tidy()
+        assert view.opened == {}
+        assert broker.views.find(VIEW_NAME, 0) is ErrorCode.KAFKA_STORAGE_ERROR
 
 
 async def test_a_change_of_settings_waits_until_the_view_is_open(

@@ -280,7 +280,7 @@ async def test_the_view_of_a_deleted_topic_is_not_found_by_its_id_when_the_topic
         assert broker.views.by_id(former.topic_id) is None
         assert broker.views.find(former.topic_id, 0) is ErrorCode.UNKNOWN_TOPIC_ID
         assert broker.views.by_id(view.topic_id) is view
-        assert broker.views.find(view.topic_id, 0) is view.partitions[0]
+        assert broker.views.find(view.topic_id, 0) is view.opened[0]
 
 
 async def test_what_is_not_named_by_the_manifest_is_swept_at_the_start() -> None:
