@@ -14,7 +14,8 @@ Rules
   view to its compaction, leased files to the lease, replaced files to their deletion. Readers of a
   replaced version of the view move to the present one, however slow they are. The files are
   looked at until one has changed and no requested clean is under way; then all are searched again.
-- After an erasure has ended, a running step writes no tombstone and requests no clean.
+- After an erasure has ended, a running search is aborted, so that it keeps no other one waiting,
+  and a running step writes no tombstone and requests no clean.
 - Nothing but a search takes long: `PartitionProgress` says when to look again at a part, and why.
 """
 
@@ -138,7 +139,9 @@ class PartitionEraser:
                 self._searcher = None
 
     def forget(self, partition: TopicPartition, progress: PartitionProgress) -> None:
-        """Rewrite nothing more for an erasure that has ended."""
+        """Search and rewrite nothing more for an erasure that has ended."""
+        if progress.is_searching and self._searcher is not None:
+            self._searcher.abort()
         if progress.request is not None:
             self._pool.scanner.requests.cancel_erasure(partition, progress.request)
 
@@ -194,8 +197,6 @@ class PartitionEraser:
         directory, generation = served.log.directory, served.log.generation
         copies = await self._copies_of(served)
         result = await self._search(_search_of(served, key, end, copies), progress)
-        if progress.is_ended:
-            return part
         if self._topics.partition(served.partition) is not served:
             progress.wait("it was deleted or went offline during the search", 0.0)
             return part
@@ -249,7 +250,12 @@ class PartitionEraser:
         try:
             if self._searcher is None:
                 self._searcher = await self._workers.enter_async_context(self._start_searcher())
-            return await self._searcher.search_files(search, on_progress)
+            if progress.is_ended:
+                raise CleanAbortedError
+            result = await self._searcher.search_files(search, on_progress)
+            if progress.is_ended:  # too late for an abort, but the worker begins no other search
+                raise CleanAbortedError
+            return result
         except (JobFailedError, CleanAbortedError):
             self._searcher = None
             await self._workers.aclose()  # it may live; the next search starts another one

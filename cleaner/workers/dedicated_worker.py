@@ -89,6 +89,9 @@ class KeySearcher(Protocol):
     ) -> KeySearchResult:
         """Search all files for a key. Raises CleanAbortedError, JobFailedError."""
 
+    def abort(self) -> None:
+        """End the running search and all later ones with CleanAbortedError."""
+
 
 class Budgets(Protocol):
     """The part of Throttle that a worker outside the pool needs."""

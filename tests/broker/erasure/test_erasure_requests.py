@@ -18,6 +18,7 @@ from tests.support.broker.erasure import (
     SECONDS,
     broker_of,
     call_api,
+    completed,
     erase,
     held_search,
     one,
@@ -143,13 +144,25 @@ async def test_the_keys_of_open_erasures_have_a_limit_of_bytes(
 async def test_an_erasure_that_is_cancelled_during_its_search_writes_no_tombstone() -> None:
     file = FoundFile(FileState(f"/disk1/orders-0/{0:020}.log", 100, 1), 1, 0, 0)
     async with held_search(MemoryEnv(seed=5), file) as (broker, searcher, erasure_id):
+        searcher.is_late = True
         assert (await call_api(broker, "DELETE", f"{PATH}/{erasure_id}"))[0] == 200
         await erase(broker, "bob")  # its search comes after the end of the other one
         searcher.gate.set()
         async with asyncio.timeout(SECONDS):
-            await searcher.begun.wait()
+            await searcher.begun.wait()  # by another worker
         assert partition_of(broker).log.log_end_offset == 0
         assert not broker.pool.operator.is_erasing(ORDERS)
+
+
+async def test_the_search_of_an_erasure_that_is_cancelled_keeps_no_other_one_waiting() -> None:
+    async with held_search(MemoryEnv(seed=5)) as (broker, searcher, erasure_id):
+        other = await erase(broker, "bob")
+        await call_api(broker, "DELETE", f"{PATH}/{erasure_id}")
+        async with asyncio.timeout(SECONDS):
+            await searcher.begun.wait()
+        assert searcher.keys == [ADA.encode(), b"bob"]
+        searcher.gate.set()
+        assert (await completed(broker, other["id"]))["state"] == "complete"
 
 
 async def test_a_cancelled_erasure_leaves_the_request_of_another_one_alone() -> None:

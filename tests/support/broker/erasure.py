@@ -9,6 +9,7 @@ from typing import Any
 from broker.app import Broker
 from broker.http.api.compaction.erasures import ROOT
 from broker.topics.partition import Partition
+from cleaner.job import CleanAbortedError
 from cleaner.key_search import FoundFile, KeySearch, KeySearchResult
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
@@ -136,20 +137,32 @@ class HeldSearcher:
     def __init__(self, *found: FoundFile) -> None:
         self.gate, self.begun = asyncio.Event(), asyncio.Event()
         self.keys: list[bytes] = []  # of the searches
+        self.is_late = False  # a search ends before it sees an abort
+        self._is_aborted = False
         self._found = found
 
     @asynccontextmanager
     async def start(self) -> AsyncIterator["HeldSearcher"]:
+        self._is_aborted = False
         yield self
 
     async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult:
+        if self._is_aborted:
+            raise CleanAbortedError
         self.keys.append(search.key)
         self.begun.set()
         await self.gate.wait()
         self.gate.clear()
+        if self._is_aborted and not self.is_late:
+            raise CleanAbortedError
         return KeySearchResult(
             files=0, bytes_read=0, seconds=0.0, found=self._found, records=len(self._found)
         )
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        if not self.is_late:
+            self.gate.set()
 
 
 @asynccontextmanager
