@@ -260,17 +260,20 @@ class Erasures:
                 if not part.is_done and await self._attempt(name, part, self._look_at):
                     unsearched.append((erasure, part))
                 await turns.take()
-        return self._in_turns(unsearched)
+        return await self._in_turns(unsearched, turns)
 
-    def _in_turns(self, parts: Iterable[_Part]) -> list[_Part]:
+    async def _in_turns(self, parts: Iterable[_Part], turns: Turns) -> list[_Part]:
         """Return parts, which are in the order of their deadlines, in turns by principal."""
         of_principals: dict[str, list[_Part]] = {}
-        for erasure, part in parts:
+        async for erasure, part in turns.over(parts):
             of_principals.setdefault(erasure.requested_by, []).append((erasure, part))
         served = {principal: number for number, principal in enumerate(self._served, 1)}
         order = sorted(of_principals, key=lambda principal: served.get(principal, 0))
         rounds = itertools.zip_longest(*(of_principals[principal] for principal in order))
-        return [each for one_round in rounds for each in one_round if each is not None]
+        ordered = list[_Part]()
+        async for one_round in turns.over(rounds):
+            ordered += (each for each in one_round if each is not None)
+        return ordered
 
     def _note_served(self, principal: str) -> None:
         self._served.pop(principal, None)
@@ -298,7 +301,7 @@ class Erasures:
         for erasure in self._still_open():
             parts += [(erasure, part) for part in erasure.parts if not part.is_done]
             await turns.take()
-        parts = self._in_turns(parts)
+        parts = await self._in_turns(parts, turns)
         forecasts, at_risk = dict[PartKey, Forecast](), dict.fromkeys(Risk, 0)
         expected = forecast(itertools.starmap(self._work_of, parts), self._env.wall_ms())
         for (erasure, part), each in zip(parts, expected, strict=True):

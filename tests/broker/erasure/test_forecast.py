@@ -133,6 +133,8 @@ async def test_the_partitions_of_an_erasure_are_forecast_and_shown_in_turns(
         clock = itertools.count()
         monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each row
         assert await rounds_of(broker.erasures._forecast()) >= 20
+        parts = [(erasure, part) for part in erasure.parts]
+        assert await rounds_of(broker.erasures._in_turns(parts, Turns())) >= 20
         assert await rounds_of(api._encode(erasure, Turns())) >= 20
         assert broker.erasures.forecast_of(erasure, erasure.parts[19]) is not None
 
