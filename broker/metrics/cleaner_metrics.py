@@ -208,7 +208,6 @@ class CleanerMetrics:
             "Dirty bytes of quarantined partitions",
             labels=labels,
         )
-        verdicts = self._pool.scanner.verdicts
         results = {directory.path: [0, 0] for directory in self._table.directories}
         for index, quarantine in enumerate(tuple(self._pool.in_progress.quarantines()), 1):
             if index % STEP_QUARANTINES == 0:
@@ -216,7 +215,7 @@ class CleanerMetrics:
             partition = self._topics.partition(quarantine)
             totals = results.get(os.path.dirname(partition.log.directory)) if partition else None
             if totals is not None:
-                verdict = verdicts.get(quarantine)
+                verdict = self._pool.scanner.verdicts.get(quarantine)
                 section = verdict.section if verdict else None
                 totals[0] += 1
                 totals[1] += section.dirty_bytes if section else 0

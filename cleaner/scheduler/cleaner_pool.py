@@ -45,7 +45,7 @@ from cleaner.scheduler.history import History, JobRecord
 from cleaner.scheduler.in_progress_map import InProgressMap
 from cleaner.scheduler.offload import Offload
 from cleaner.scheduler.operator_commands import OperatorCommands
-from cleaner.scheduler.partition_scanner import PartitionScanner
+from cleaner.scheduler.partition_scanner import PartitionScanner, ScanTurns
 from cleaner.scheduler.remote_cleans import RemoteCleans
 from cleaner.stats import PoolStats
 from cleaner.workers.process import Spawn, spawn_process
@@ -430,18 +430,23 @@ class CleanerPool:
     async def _scan(self) -> None:
         """Assess every partition and give the most urgent ones to idle workers."""
         candidates = await self.scanner.scan()
-        existing = self.scanner.existing
+        existing, turns = self.scanner.existing, ScanTurns()
         for partition in self.in_progress.quarantines().keys() - existing:
             self.control.handle(partition, states.RetryRequested())
         self.state_store.keep_only(existing, self._host.exists)
+        await turns.end()
         self.history.keep_only(existing)
         self._unread = {p: until for p, until in self._unread.items() if p in existing}
+        await turns.end()
         self._apply_saved_pauses()
-        waiting = [
-            build_candidate(verdict, self.scanner.requests.requested_by(facts))
-            for verdict, facts in candidates
-        ]
+        await turns.end()
+        waiting = []
+        for verdict, facts in candidates:
+            requested_by = self.scanner.requests.requested_by(facts)
+            waiting.append(build_candidate(verdict, requested_by))
+            await turns.take()
         await self._start(waiting)
+        await turns.end()
         self._queue = first_candidates(waiting, self.scanner.waiting.topics_ms, QUEUED_MAX)
 
     async def _start_queued(self, seconds: float) -> None:

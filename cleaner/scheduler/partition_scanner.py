@@ -38,8 +38,11 @@ RANK_CHUNK: Final = 512  # candidates sorted in one turn
 logger = structlog.get_logger("cleaner")
 
 
-class _ScanTurns:
-    """Yields to the event loop regularly and adds up the time of a scan's own turns."""
+class ScanTurns:
+    """Yields to the event loop regularly and adds up the time of a scan's own turns.
+
+    A step over all partitions that takes a millisecond or two is a turn of its own (`end`).
+    """
 
     def __init__(self) -> None:
         self.busy_seconds = 0.0
@@ -155,11 +158,13 @@ class PartitionScanner:
         all_facts: dict[TopicPartition, LogFacts] = {}
         existing: set[TopicPartition] = set()
         offloaded: list[Verdict] = []
+        topics: set[str] = set()
         limited: set[bytes] = set()  # ids of topics with a rate limit
-        turns, totals = _ScanTurns(), _ScanTotals()
+        turns, totals = ScanTurns(), _ScanTotals()
         began_ms = int(asyncio.get_running_loop().time() * 1000)  # so all found in it wait equally
         for facts in self._host.facts():
             existing.add(facts.partition)
+            topics.add(facts.partition.topic)
             if facts.config.cleaner_bytes_per_second_max is not None:
                 limited.add(facts.topic_id)
             verdict = self._assess_and_notify(facts)
@@ -173,16 +178,20 @@ class PartitionScanner:
                     offloaded.append(verdict)
             await turns.take()
         order = await self._ranked([verdicts[partition] for partition in all_facts], turns)
+        offloaded = await self._ranked(offloaded, turns)
         await turns.end()
-        self.verdicts, self.existing = verdicts, frozenset(existing)
+        former, self.verdicts, self.existing = self.verdicts, verdicts, frozenset(existing)
+        self.queue = [verdict.partition for verdict in order]
         self.requests.keep_only(self.existing)
-        self.waiting.keep_only(self.existing)
+        await turns.end()
+        for _ in self.waiting.keep_only(self.existing, frozenset(topics)):
+            await turns.end()
+        while former:  # to free them all at once would take milliseconds
+            former.popitem()
+            await turns.take()
         self.rests.keep_only(limited)
-        now_ms = self._env.wall_ms()
-        offloaded.sort(key=lambda verdict: self._start_key(verdict, now_ms))
         self._offload.update_due((verdict.partition for verdict in offloaded), self.existing)
         totals.publish(self._stats)
-        self.queue = [verdict.partition for verdict in order]
         self.busy_seconds = turns.busy_seconds
         return [
             (verdict, all_facts[verdict.partition])
@@ -236,7 +245,7 @@ class PartitionScanner:
             self._notify_waiters(partition, verdict.section.clean_below)
         return verdict
 
-    async def _ranked(self, candidates: list[Verdict], turns: "_ScanTurns") -> list[Verdict]:
+    async def _ranked(self, candidates: list[Verdict], turns: ScanTurns) -> list[Verdict]:
         """Sort candidates in starting order; sorting 10,000 in one turn would take 10 ms."""
         now_ms = self._env.wall_ms()
         await turns.end()

@@ -9,7 +9,7 @@ of the topics. All this is kept in memory only: after a restart every candidate 
 first scan, and no topic rests.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,14 +60,17 @@ class WaitingTimes:
         self._since_ms.pop(partition, None)
         self._earliest_ms[partition] = self._topics_ms[partition.topic] = now_ms + 1
 
-    def keep_only(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop the waits of partitions that were deleted."""
-        existing = set(partitions)
+    def keep_only(
+        self, partitions: frozenset[TopicPartition], topics: frozenset[str]
+    ) -> Iterator[None]:
+        """Drop the waits of deleted partitions, in steps between which other tasks may run."""
         for times in (self._since_ms, self._earliest_ms):
-            for partition in times.keys() - existing:
+            for partition in times.keys() - partitions:
                 del times[partition]
-        for topic in self._topics_ms.keys() - {partition.topic for partition in existing}:
+            yield
+        for topic in self._topics_ms.keys() - topics:
             del self._topics_ms[topic]
+        yield
 
 
 @dataclass(slots=True)

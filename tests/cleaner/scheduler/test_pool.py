@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from cleaner import states as s
 from cleaner.job import RangeDigest
 from cleaner.planning.findings import Reason
+from cleaner.scheduler import partition_scanner
 from cleaner.scheduler.cleaner_state_store import decode_cleaner_state
 from cleaner.scheduler.partition_scanner import SCAN_CHUNK
 from cleaner.workers.throttle import Direction
@@ -26,6 +27,7 @@ from tests.support.cleaner.scheduler.pool_harness import (
     run_scenario,
     until_job,
 )
+from tests.support.clocks.loop_meter import LoopMeter
 
 # --- a job's course
 
@@ -257,6 +259,25 @@ def test_a_partition_paused_during_a_scan_is_not_chosen() -> None:
         pauses[0].cancel()
 
     assert run_scenario(scenario).pool.stats.scan_failures == 0
+
+
+def test_no_turn_of_a_scan_has_a_line_of_code_for_each_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, meter = 2_000, LoopMeter()
+    monkeypatch.setattr(partition_scanner, "SCAN_CHUNK", 1)
+
+    async def scenario(b: PoolHarness) -> None:
+        await asyncio.sleep(0.5)  # the worker is ready, and the pool does not scan again by itself
+        for number in range(count):
+            b.dirty(TopicPartition(f"t{number}", 0), checkpoint=40)
+        for _ in range(2):  # the second scan frees the verdicts of the first
+            with meter.measuring(monkeypatch):
+                await b.pool.scanner.scan()
+            assert meter.longest_turn < count
+        assert len(b.pool.scanner.verdicts) == count
+
+    run_scenario(scenario)
 
 
 # --- pauses and aborts
