@@ -13,15 +13,23 @@ from tests.support.protocol.raw_client import RawClient
 from tests.support.protocol.requests import advertised_range
 from tests.support.storage.memory_env import MemoryEnv
 
+# Of each internal topic. To make the 50 partitions of __consumer_offsets that are the default takes
+# longer than all else that a broker does until it serves.
+INTERNAL_PARTITIONS = 4
+
 
 def broker_settings(*directories: str, **settings: Any) -> Settings:
     """Free ports, and no worker processes: those would look for the files on the real disk."""
+    groups = {"offsets_partitions": INTERNAL_PARTITIONS, **settings.pop("groups", {})}
+    transactions = {"state_partitions": INTERNAL_PARTITIONS, **settings.pop("transactions", {})}
     return Settings.model_validate(
         {
             "listeners": ["127.0.0.1:0"],
             "http": "127.0.0.1:0",
             "log_dirs": list(directories or ["/disk1"]),
             "cleaner": {"enabled": False},
+            "groups": groups,
+            "transactions": transactions,
             **settings,
         }
     )
