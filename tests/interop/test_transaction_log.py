@@ -186,7 +186,7 @@ def test_our_cleaner_keeps_the_last_state_of_every_transactional_id(
     complete = [f"complete-{number}" for number in range(5)]
     names = [*complete, "aborted", "open", "prepared"]
     folder = tmp_path / "data" / f"{TRANSACTION_TOPIC}-0"
-    fast_expiry = {"id_expiration_ms": 1, "id_expiration_check_interval_ms": 100}
+    fast_expiry = {"id_expiration_ms": 2000, "id_expiration_check_interval_ms": 100}
     with killed_varve(tmp_path, fast_expiry) as broker:
         create(broker.bootstrap, "expired", "roll", *names)
         begin(broker.bootstrap, "expired").commit_transaction(30)
