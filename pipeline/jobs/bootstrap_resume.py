@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Offsets = Mapping[int, int]
 _DIGEST: Final = "digest"
+_COLUMNS: Final = ("partition", "key", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,12 @@ def remaining(
     bounds = fetch_bounds(cluster, topic)
     began = dict.fromkeys(bounds.end, 0) | dict(since or {})
     _check_there(topic, bounds, began, end, is_given=since is not None)
-    _check_whole(spark, cluster, topic, began, bounds)
-    in_topic = read_topic(spark, cluster, topic, began, bounds.end, columns=("key", "value"))
-    in_topic = in_topic.select("key", f.sha2("value", 256).alias("topic_digest")).where(
-        "key IS NOT NULL"
-    )
+    records = read_topic(spark, cluster, topic, began, bounds.end, columns=_COLUMNS)
+    digest = f.sha2("value", 256).alias("topic_digest")
+    # Read once, and never again: a clean may remove records after they were counted.
+    records = records.select("partition", "key", digest).localCheckpoint()
+    _check_whole(records, topic, began, bounds)
+    in_topic = records.select("key", "topic_digest").where("key IS NOT NULL")
     digests = rows.select("key", f.sha2("value", 256).alias(_DIGEST))
     same = f.col(_DIGEST).eqNullSafe(f.col("topic_digest"))
     written = digests.join(in_topic, "key").groupBy("key").agg(f.max(same).alias("same"))
@@ -98,13 +100,10 @@ def _check_there(
             )
 
 
-def _check_whole(
-    spark: "SparkSession", cluster: Cluster, topic: str, began: Offsets, bounds: TopicBounds
-) -> None:
+def _check_whole(records: "DataFrame", topic: str, began: Offsets, bounds: TopicBounds) -> None:
     """Check that every offset in [began, end) has a record. Raises JobError."""
-    numbers = read_topic(spark, cluster, topic, began, bounds.end, columns=("partition",))
     counts = {
-        row["partition"]: row["count"] for row in numbers.groupBy("partition").count().collect()
+        row["partition"]: row["count"] for row in records.groupBy("partition").count().collect()
     }
     for number, last in bounds.end.items():
         missing = last - began[number] - counts.get(number, 0)

@@ -332,6 +332,21 @@ def test_a_load_is_not_resumed_where_records_are_undecided_or_gone(
     assert run(table, broker, topic, mapping, resume=True, since={0: 1}).written == 1
 
 
+def test_records_that_were_counted_may_be_removed_before_the_rest_is_written(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    """By a clean: a key that was deleted would look like one that was never written."""
+    make_topic(broker, topic, 1)
+    table = spark.createDataFrame([("k0", "v0"), ("k1", "v1")], "k string, v string")
+    rows = shaped(table, RowMapping(keys=("k",), values=("v",)))
+    write(broker, topic, [(0, b"k0", b"v0", START_MS, None), (0, b"k0", None, START_MS, None)])
+    rest = remaining(spark, rows, Cluster(broker.bootstrap), topic, since=None, end={0: 2})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
+        deleted.result()
+    assert [row.key for row in rest.rows.collect()] == [b"k1"]
+
+
 def test_a_dry_run_and_an_empty_table_write_nothing(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
