@@ -280,7 +280,9 @@ def page(broker: VarveBroker, request: pytest.FixtureRequest) -> Iterator[str]:
     new = [NewTopic(topic, TOPICS[topic][0], 1, config=settings[topic]) for topic in TOPICS]
     for future in admin.create_topics(new).values():
         future.result(30)
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "batch.num.messages": 100})
+    # Each batch has 100 records, however busy the machine is: a log is truncated between batches.
+    batches = {"batch.num.messages": 100, "linger.ms": 10_000}
+    producer = Producer({"bootstrap.servers": broker.bootstrap, **batches})
     for topic in ("customers", "orders"):
         for number in range(6000):
             key = b"customer-%d" % (number % 50)
