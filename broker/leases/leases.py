@@ -359,7 +359,14 @@ class Leases:
 
 
 def _with_leases(env: Env, partitions: Iterable[Partition]) -> list[Partition]:
-    return [each for each in partitions if env.is_dir(leases_path(each.log.directory))]
+    return [each for each in partitions if _may_have_leases(env, each.log.directory)]
+
+
+def _may_have_leases(env: Env, directory: str) -> bool:
+    try:
+        return env.is_dir(leases_path(directory))
+    except OSError:
+        return True  # who reads the folder meets the error, and handles it for this partition
 
 
 def _created_ms(staged: StagedLease) -> int:

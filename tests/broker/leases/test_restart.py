@@ -1,5 +1,6 @@
 """A broker that restarts in the midst of a run: taken up where nothing changed, swept elsewhere."""
 
+import errno
 from collections.abc import Callable
 from contextlib import nullcontext
 from unittest.mock import AsyncMock
@@ -7,6 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from broker.app import Broker
+from broker.leases.lease_folder import LEASES_FOLDER
 from broker.leases.model import LeaseError
 from cleaner.remote_compaction import AdoptOutcome, Purpose
 from cleaner.states import Paused
@@ -260,3 +262,35 @@ async def test_an_adoption_under_way_at_the_stop_can_be_asked_for_again(
     runner.verify.assert_not_awaited()
     async with leasing_broker(env) as broker:
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
+
+
+async def test_a_folder_that_cannot_be_looked_at_concerns_its_partition_alone(
+    env: MemoryEnv,
+) -> None:
+    async with leasing_broker(env, partitions=2) as broker:
+        fill(env, broker, 4)
+        plan = await opened(broker)
+    other = f"orders-1/{LEASES_FOLDER}"
+    env.fail_on(lambda op, path: op == "exists" and path.endswith(other), errno.EIO)
+    async with leasing_broker(env, partitions=2) as broker:
+        (compaction,) = broker.leases.table.alive()
+        assert compaction.compaction_id == plan.compaction_id
+        env.mkdir(f"{FOLDER}/{LEASES_FOLDER}/stray")
+        await broker.leases.sweep()
+        assert staged(env) == [plan.compaction_id]
+
+
+async def test_a_lease_whose_folder_cannot_be_looked_at_at_the_start_ends(env: MemoryEnv) -> None:
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 4)
+        await opened(broker)
+    fault = env.fail_on(
+        lambda op, path: op == "exists" and path == f"{FOLDER}/{LEASES_FOLDER}", errno.EIO
+    )
+    async with leasing_broker(env) as broker:
+        assert list(broker.leases.table.alive()) == []
+        await broker.leases.sweep()  # logged, and no other partition is left out
+        fault.remove()
+        await broker.leases.sweep()
+        assert staged(env) == []
+        await opened(broker)
