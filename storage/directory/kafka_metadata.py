@@ -159,9 +159,9 @@ def read_kafka_metadata(env: Env, directory: str) -> MetadataImage | None:
     Raises MetadataLogError, and OSError as it comes.
     """
     folder = f"{directory}/{FOLDER}"
-    if not env.is_dir(folder):
+    if not env.is_dir(folder) and not env.is_link(folder):
         return None
-    names = env.listdir(folder)
+    names = env.listdir(folder)  # a broken link fails here: its target may come back
     snapshots = sorted(name for name in names if _SNAPSHOT.fullmatch(name))
     segments = sorted(name for name in names if _SEGMENT.fullmatch(name))
     image, next_offset = MetadataImage(), 0

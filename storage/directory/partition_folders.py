@@ -34,26 +34,25 @@ def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
     for name in env.listdir(directory.path):
         path = directory.file(name)
         kind = filenames.kind_of_dir(name)
-        if kind not in _SCANNED or not env.is_dir(path):
+        if kind not in _SCANNED:
             continue
-        if kind is DirectoryKind.DELETED:
-            folders.deleted.append(path)
-            continue
-        if kind is DirectoryKind.FUTURE:
-            folders.copies.append(path)
+        if kind is not DirectoryKind.PARTITION:
+            if env.is_dir(path):
+                kept = folders.deleted if kind is DirectoryKind.DELETED else folders.copies
+                kept.append(path)
             continue
         partition = filenames.parse_partition_dir(name)
         assert partition is not None
         where = directory.directory_id
         try:
-            topic_id, has_records = topic_id_in(env, path), has_records_in(env, path)
+            if env.is_dir(path):
+                topic_id, has_records = topic_id_in(env, path), has_records_in(env, path)
+                folders.partitions.append(FoundFolder(partition, where, topic_id, has_records))
         except OSError as error:
             if not is_folder_error(error):
                 raise
             odd = FoundFolder(partition, where, None, has_records=True, problem=str(error))
             folders.partitions.append(odd)
-        else:
-            folders.partitions.append(FoundFolder(partition, where, topic_id, has_records))
     return folders
 
 

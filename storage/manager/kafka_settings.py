@@ -23,7 +23,7 @@ from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
 from storage.manager.open_report import NAMED_MAX, LogLines
 
-_NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_NOT_A_FILE = (IsADirectoryError, NotADirectoryError)
 _Lines = list[tuple[str, dict[str, object]]]
 
 

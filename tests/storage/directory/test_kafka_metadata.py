@@ -29,7 +29,7 @@ from storage.directory.kafka_security import (
 )
 from storage.directory.log_directory import LogDirectory
 from storage.directory.security_entries import AclEntry, ScramEntry
-from storage.env import write_file
+from storage.env import RealEnv, write_file
 from storage.errors import LogDirectoryError
 from storage.format.batch import CONTROL, ControlType, build_batch, marker_record, walk_headers
 from storage.format.checkpoints import decode_topic_id
@@ -438,3 +438,9 @@ def test_a_security_record_that_is_cut_short_makes_nothing_believed(value: bytes
     for end in range(3, len(value) - 1):
         with pytest.raises(MetadataLogError, match=r"cut short|null"):
             security(value[:end])
+
+
+def test_a_broken_link_in_the_place_of_the_metadata_is_not_missing(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(FileNotFoundError, match=FOLDER):
+        read_kafka_metadata(RealEnv(), str(tmp_path))

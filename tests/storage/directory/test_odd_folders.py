@@ -22,7 +22,12 @@ from tests.support.storage.log_managers import (
 from tests.support.storage.logs import SMALL, TOPIC_ID, fill, offsets_in, open_log
 from tests.support.storage.memory_env import MemoryEnv, _Fault
 
-ODD = [("read_file", errno.EISDIR), ("read_file", errno.EACCES), ("listdir", errno.EACCES)]
+ODD = [
+    ("exists", errno.EACCES),
+    ("read_file", errno.EISDIR),
+    ("read_file", errno.EACCES),
+    ("listdir", errno.EACCES),
+]
 
 
 @pytest.fixture
