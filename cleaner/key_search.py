@@ -3,6 +3,7 @@
 A worker process runs it (cleaner/engine/search/search_files.py), for an erasure (broker/erasure).
 """
 
+import math
 from dataclasses import dataclass
 
 from storage.env import Env
@@ -25,6 +26,8 @@ class KeySearch:
     folders: tuple[SearchedFolder, ...]
     decompressed_batch_bytes: int  # limit per batch
     version_header: str = ""  # of a compacted view by version: its name
+    slice_seconds: float = math.inf  # then the search pauses at the end of a batch
+    position: bytes = b""  # of a PausedSearch, from which it goes on; empty: from the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,13 @@ class KeySearchResult:
     latest_offset: int = -1  # the last record with this timestamp
     version: int | None = None  # the largest version of a record of the key
     version_offset: int = -1  # the last record with this version
+
+
+@dataclass(frozen=True, slots=True)
+class PausedSearch:
+    """A search whose slice is over. It has no result yet, whatever it found so far."""
+
+    position: bytes  # for KeySearch; only a worker reads it
 
 
 def file_state(env: Env, path: str) -> FileState | None:

@@ -1,11 +1,13 @@
 """All erasures: requests, cancellation, and the task that carries them out.
 
 Rules
-- The task looks at the open parts that are due, and then searches the files of one. A search may
-  take hours: after it the task looks at all parts again, because earlier deadlines may be due or
-  new. A part that has to wait says for what (partition_eraser.py).
+- The task looks at the open parts that are due, and then searches the files of one for a slice. A
+  search may take hours: after each slice the task looks at all parts again, because earlier
+  deadlines may be due or new. A part that has to wait says for what (partition_eraser.py).
 - The parts are searched in the order of their deadlines. The principals that requested them take
-  turns: so nobody keeps the others waiting with more requests, or with earlier deadlines.
+  turns: so nobody keeps the others waiting with more requests, with earlier deadlines, or with
+  files that take long. A search that is paused is the next one of its principal, so there is at
+  most one of each: its position may have megabytes. After a restart it begins again.
 - A search that finds nothing is the receipt, which partition_eraser.py makes and store.py stores.
 - A request is durable before it is answered. After a restart, the open parts go on.
 - An erasure belongs to the topic with this id: if that topic is deleted, the erasure is void, even
@@ -14,6 +16,7 @@ Rules
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -264,9 +267,11 @@ class Erasures:
 
     async def _in_turns(self, parts: Iterable[_Part], turns: Turns) -> list[_Part]:
         """Return parts, which are in the order of their deadlines, in turns by principal."""
-        of_principals: dict[str, list[_Part]] = {}
+        of_principals: dict[str, deque[_Part]] = {}
         async for erasure, part in turns.over(parts):
-            of_principals.setdefault(erasure.requested_by, []).append((erasure, part))
+            own = of_principals.setdefault(erasure.requested_by, deque())
+            is_paused = self._progress_of((erasure.erasure_id, part.partition)).paused is not None
+            (own.appendleft if is_paused else own.append)((erasure, part))
         served = {principal: number for number, principal in enumerate(self._served, 1)}
         order = sorted(of_principals, key=lambda principal: served.get(principal, 0))
         rounds = itertools.zip_longest(*(of_principals[principal] for principal in order))
@@ -361,11 +366,12 @@ class Erasures:
     async def _search(
         self, erasure: Erasure, part: PartitionErasure, progress: PartitionProgress
     ) -> bool:
-        """Search the files of a part; return whether they have to be searched again at once."""
+        """Search the files of a part for a slice; return whether a step is due at once."""
         where = TopicPartition(erasure.topic, part.partition)
         assert erasure.key is not None
         changed = await self.eraser.search(where, erasure.key, part, progress)
-        progress.failures = 0
+        if progress.paused is None:
+            progress.failures = 0
         if changed is part:
             return False
         await self._store_part(erasure.erasure_id, changed)

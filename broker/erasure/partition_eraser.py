@@ -14,9 +14,12 @@ Rules
   view to its compaction, leased files to the lease, replaced files to their deletion. Readers of a
   replaced version of the view move to the present one, however slow they are. The files are
   looked at until one has changed and no requested clean is under way; then all are searched again.
+- A search runs in slices, so that the searches of others have their turns between them. It begins
+  again if anything that makes its result void has happened in a pause.
 - After an erasure has ended, a running search is aborted, so that it keeps no other one waiting,
   and a running step writes no tombstone and requests no clean.
-- Nothing but a search takes long: `PartitionProgress` says when to look again at a part, and why.
+- Only a slice of a search takes long: `PartitionProgress` says when to look again at a part, and
+  why.
 """
 
 import asyncio
@@ -40,6 +43,7 @@ from cleaner.key_search import (
     FoundFile,
     KeySearch,
     KeySearchResult,
+    PausedSearch,
     SearchedFolder,
     UnreadableFile,
     file_state,
@@ -63,12 +67,26 @@ from storage.view.manifest import VIEW_FOLDER
 
 LOOK_SECONDS: Final = 0.5
 OFFLINE_SECONDS: Final = 5.0
+# Of a search, before the next principal has its turn. The worker reads some of a chunk again.
+SLICE_SECONDS: Final = 10.0
 VIEW_SECONDS: Final = 30.0  # between two compactions of a view for one part
 CLEANS_MAX: Final = 3  # of the same files, before the part fails
 NAMED_FILES: Final = 3  # in a reason
 VERSION_BYTES: Final = 8
 
 StartSearcher = Callable[[], AbstractAsyncContextManager[KeySearcher]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSearch:
+    """A search of a partition, with what must not have changed when it ends."""
+
+    served: Partition
+    directory: str
+    generation: str
+    end: int  # later records do not count
+    copies: frozenset[str]  # of the replica
+    search: KeySearch
 
 
 @dataclass(slots=True)
@@ -81,7 +99,8 @@ class PartitionProgress:
     found: tuple[FoundFile, ...] = ()  # files with values of the key, as the last search left them
     records: int = 0  # in these files
     is_searching: bool = False
-    share: float = 0.0  # of a running search
+    paused: PartitionSearch | None = None  # between two slices
+    share: float = 0.0  # of the files, by a search that runs or is paused
     cleans: int = 0  # requested since the last search
     request: CleanRequest | None = None  # the last one
     failures: int = 0
@@ -155,6 +174,8 @@ class PartitionEraser:
         served = self._served(where, progress)
         if served is None:
             return False
+        if progress.paused is not None:
+            return True
         has_tombstone = part.end_offset is not None
         is_unchanged = (
             has_tombstone
@@ -169,7 +190,7 @@ class PartitionEraser:
     async def search(
         self, where: TopicPartition, key: bytes, part: PartitionErasure, progress: PartitionProgress
     ) -> PartitionErasure:
-        """Search the files, and go on; return the part as it is to be stored.
+        """Search the files for a slice, and go on; return the part as it is to be stored.
 
         Raises StorageError, OSError, JobFailedError, CleanAbortedError.
         """
@@ -182,6 +203,7 @@ class PartitionEraser:
         """Return the partition; None, and note the reason, if it is offline."""
         served = self._topics.partition(where)
         if served is None:
+            progress.paused = None
             topic = self._topics.get(where.topic)
             offline = "" if topic is None else topic.offline.get(where.partition, "")
             progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS, Obstacle())
@@ -190,22 +212,18 @@ class PartitionEraser:
     async def _search_and_advance(
         self, served: Partition, key: bytes, part: PartitionErasure, progress: PartitionProgress
     ) -> PartitionErasure:
-        end = part.end_offset
-        if end is None:
-            end = served.log.log_end_offset
-            await served.flush()  # no later record may get an offset below the end
-        directory, generation = served.log.directory, served.log.generation
-        copies = await self._copies_of(served)
-        result = await self._search(_search_of(served, key, end, copies), progress)
-        if self._topics.partition(served.partition) is not served:
-            progress.wait("it was deleted or went offline during the search", 0.0)
+        begun, progress.paused = progress.paused, None
+        if begun is None or begun.served is not served or self._why_void(begun):
+            begun = await self._begin_search(served, key, part)
+        result = await self._search(begun.search, progress)
+        if why := self._why_void(begun):
+            progress.wait(f"{why} during the search", 0.0)
             return part
-        if served.log.directory != directory:
-            progress.wait("it was moved to another data directory during the search", 0.0)
+        if isinstance(result, PausedSearch):
+            search = replace(begun.search, position=result.position)
+            progress.paused = replace(begun, search=search)
             return part
-        if served.log.generation != generation:
-            progress.wait("its log was truncated, repaired or configured during the search", 0.0)
-            return part
+        end, copies = begun.end, begun.copies
         progress.found, progress.records, progress.cleans = result.found, result.records, 0
         if result.unreadable:
             files = result.unreadable[:NAMED_FILES]
@@ -241,11 +259,38 @@ class PartitionEraser:
 
     # Search -------------------------------------------------------------------------------
 
-    async def _search(self, search: KeySearch, progress: PartitionProgress) -> KeySearchResult:
-        def on_progress(_stage: str, done_bytes: int, total_bytes: int) -> None:
-            progress.share = done_bytes / max(total_bytes, 1)
+    async def _begin_search(
+        self, served: Partition, key: bytes, part: PartitionErasure
+    ) -> PartitionSearch:
+        end, log = part.end_offset, served.log
+        if end is None:
+            end = log.log_end_offset
+            await served.flush()  # no later record may get an offset below the end
+        directory, generation = log.directory, log.generation
+        copies = await self._copies_of(served)
+        search = _search_of(served, key, end, copies)
+        return PartitionSearch(served, directory, generation, end, copies, search)
 
-        progress.is_searching, progress.share = True, 0.0
+    def _why_void(self, begun: PartitionSearch) -> str:
+        """Return why the result of a search does not count; empty if it does."""
+        served = begun.served
+        if self._topics.partition(served.partition) is not served:
+            return "it was deleted or went offline"
+        if served.log.directory != begun.directory:
+            return "it was moved to another data directory"
+        if served.log.generation != begun.generation:
+            return "its log was truncated, repaired or configured"
+        return ""
+
+    async def _search(
+        self, search: KeySearch, progress: PartitionProgress
+    ) -> KeySearchResult | PausedSearch:
+        def on_progress(_stage: str, done_bytes: int, total_bytes: int) -> None:
+            progress.share = min(1.0, done_bytes / max(total_bytes, 1))  # a file may have grown
+
+        progress.is_searching = True
+        if not search.position:
+            progress.share = 0.0
         progress.wait("its files are being searched", 0.0)
         try:
             if self._searcher is None:
@@ -447,7 +492,7 @@ class PartitionEraser:
             log_bytes,
             rewritten_bytes,
             is_searched=part.end_offset is not None,
-            share_searched=progress.share if progress.is_searching else 0.0,
+            share_searched=progress.share if progress.is_searching or progress.paused else 0.0,
         )
         read_rate, write_rate = self._pool.rates_of(where)
         return PartitionWork(
@@ -467,6 +512,7 @@ def _search_of(served: Partition, key: bytes, end: int, copies: frozenset[str]) 
         ),
         config.varve_decompressed_batch_bytes,
         config.varve_view_version_header if config.has_view else "",
+        SLICE_SECONDS,
     )
 
 

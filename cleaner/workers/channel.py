@@ -35,6 +35,7 @@ from cleaner.key_search import (
     FoundFile,
     KeySearch,
     KeySearchResult,
+    PausedSearch,
     SearchedFolder,
     UnreadableFile,
 )
@@ -203,10 +204,10 @@ class LogChecked:
 
 @dataclass(frozen=True, slots=True)
 class FilesSearched:
-    """From the worker: what a search of files found."""
+    """From the worker: what a search of files found, or that it pauses."""
 
     run: int
-    result: KeySearchResult
+    result: KeySearchResult | PausedSearch
 
 
 # Of dedicated workers only.
@@ -269,6 +270,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         KeySearch,
         SearchedFolder,
         KeySearchResult,
+        PausedSearch,
         FoundFile,
         UnreadableFile,
         FileState,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
-from cleaner.key_search import KeySearch, KeySearchResult
+from cleaner.key_search import KeySearch, KeySearchResult, PausedSearch
 from cleaner.verification import InvalidOutputError, LogCheck, LogCheckRequest, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.heartbeat import CHECK_SECONDS, HeartbeatMonitor
@@ -86,8 +86,8 @@ class KeySearcher(Protocol):
 
     async def search_files(
         self, search: KeySearch, on_progress: OnProgress = ignore_progress
-    ) -> KeySearchResult:
-        """Search all files for a key. Raises CleanAbortedError, JobFailedError."""
+    ) -> KeySearchResult | PausedSearch:
+        """Search all files for a key, for one slice. Raises CleanAbortedError, JobFailedError."""
 
     def abort(self) -> None:
         """End the running search and all later ones with CleanAbortedError."""
@@ -166,7 +166,7 @@ class DedicatedWorker:
 
     async def search_files(
         self, search: KeySearch, on_progress: OnProgress = ignore_progress
-    ) -> KeySearchResult:
+    ) -> KeySearchResult | PausedSearch:
         """See KeySearcher."""
         order = channel.SearchFiles(self._runs + 1, search)
         result, _ = await self._carry_out(order, on_progress)

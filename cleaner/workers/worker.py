@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from cleaner.engine.shared.parts import Part, PartResult
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
-from cleaner.key_search import KeySearch, KeySearchResult
+from cleaner.key_search import KeySearch, KeySearchResult, PausedSearch
 from cleaner.verification import InvalidOutputError, LogCheck, LogCheckRequest, VerifyReport
 from cleaner.workers.channel import (
     LENGTH_BYTES,
@@ -64,7 +64,7 @@ Verifier: TypeAlias = Callable[
     [Env, CleanJob, Sequence[CleanedGroup], Sequence[str], JobControl], VerifyReport
 ]
 Checker: TypeAlias = Callable[[Env, CleanJob, LogCheckRequest, JobControl], LogCheck]
-Searcher: TypeAlias = Callable[[Env, KeySearch, JobControl], KeySearchResult]
+Searcher: TypeAlias = Callable[[Env, KeySearch, JobControl], KeySearchResult | PausedSearch]
 
 
 class Parts(Protocol):

@@ -23,7 +23,7 @@ from broker.views.views import Views
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
-from cleaner.key_search import KeySearch, KeySearchResult
+from cleaner.key_search import KeySearch, KeySearchResult, PausedSearch
 from cleaner.planning import dirty_section, plan
 from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, LogDirectoryError
@@ -215,10 +215,12 @@ def a_clean_is_taken_for_the_receipt_of_an_erasure(patch: pytest.MonkeyPatch) ->
 
     async def trust(
         self: PartitionEraser, request: KeySearch, progress: PartitionProgress
-    ) -> KeySearchResult:
+    ) -> KeySearchResult | PausedSearch:
         is_cleaned = progress.cleans > 0
         result = await search(self, request, progress)
-        return replace(result, found=()) if is_cleaned else result
+        if is_cleaned and isinstance(result, KeySearchResult):
+            return replace(result, found=())
+        return result
 
     patch.setattr(PartitionEraser, "_search", trust)
 

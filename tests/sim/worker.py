@@ -3,12 +3,15 @@
 import asyncio
 import functools
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from cleaner.engine.clean import run_clean
 from cleaner.engine.search.search_files import search_files
 from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.verify_job import verify_groups
+from cleaner.job import JobControl
+from cleaner.key_search import KeySearch, KeySearchResult, PausedSearch
 from cleaner.workers.channel import (
     EndParts,
     FromWorker,
@@ -23,8 +26,16 @@ from cleaner.workers.channel import (
 )
 from cleaner.workers.throttle import SharedMemory, Slots
 from cleaner.workers.worker import execute
+from storage.env import Env
 from tests.sim.interleaving import KilledError, Pace
 from tests.sim.world import World
+
+
+def _search_one_batch(
+    env: Env, search: KeySearch, control: JobControl
+) -> KeySearchResult | PausedSearch:
+    """Pause after each batch, and at each of them anything may happen to the files."""
+    return search_files(env, replace(search, slice_seconds=0.0), control)
 
 
 class WorkerInProcess:
@@ -66,7 +77,7 @@ class WorkerInProcess:
             send=self._say,
             nap=world.fibers.nap,
             verifier=verify_groups,
-            searcher=search_files,
+            searcher=_search_one_batch,
             parts=self._parts,
         )
         self._fiber = world.fibers.start(work, self._pace)

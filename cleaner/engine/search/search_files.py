@@ -19,11 +19,18 @@ Rules
   wrong checksum, and one whose offset does not fit between its neighbours, because no checksum
   covers it. So are the bytes that an operator removed from the log as damaged. A file that was gone
   or replaced in the end is not reported.
+- After `slice_seconds` a search pauses: at the end of a batch, so each slice has at least one. Its
+  state is the position, from which another slice goes on as if there had been no pause. Only the
+  file that was open may have been replaced meanwhile. It is searched from its beginning if its
+  state is another one, or if the last batch that was searched is no longer where it was.
 - Memory: a chunk and its largest batch, unpacked.
 """
 
+import pickle
+import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -37,6 +44,7 @@ from cleaner.key_search import (
     FoundFile,
     KeySearch,
     KeySearchResult,
+    PausedSearch,
     SearchedFolder,
     UnreadableFile,
     file_state,
@@ -47,6 +55,7 @@ from storage.format import filenames
 from storage.format.batch import (
     HEADER_BYTES,
     BatchHeader,
+    unpack_header,
     unpack_records,
     verify_crc,
     walk_headers,
@@ -56,7 +65,7 @@ from storage.segments.verify import why_misplaced
 
 CHUNK_BYTES: Final = 4 << 20
 FOUND_MAX: Final = 1000  # files that a result names
-ROUNDS_MAX: Final = 20  # listings of the folders
+LISTINGS_MAX: Final = 20  # of the folders
 DEPTH_MAX: Final = 8  # of folders in folders
 
 
@@ -64,9 +73,23 @@ class FilesChangeError(StorageError):
     """Files came and went during the whole search."""
 
 
-def search_files(env: Env, search: KeySearch, control: JobControl) -> KeySearchResult:
-    """Search all files. Raises FilesChangeError, CleanAbortedError, OSError."""
-    return _Search(env, search, control).run()
+class _SliceOverError(Exception):
+    """The time of the slice is over."""
+
+
+def search_files(
+    env: Env, search: KeySearch, control: JobControl
+) -> KeySearchResult | PausedSearch:
+    """Search all files, for one slice. Raises FilesChangeError, CleanAbortedError, OSError."""
+    state: _State = (
+        pickle.loads(zlib.decompress(search.position))  # noqa: S301 - made by the line below
+        if search.position
+        else _State()
+    )
+    try:
+        return _Search(env, search, control, state).run()
+    except _SliceOverError:
+        return PausedSearch(zlib.compress(pickle.dumps(state), level=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +111,129 @@ class _ListedFile:
         return self.is_late or self.state.path == self.folder.active
 
 
-class _Search:
-    """One search."""
+@dataclass(slots=True)
+class _InFile:
+    """The records of the key in one file, up to a position."""
 
-    def __init__(self, env: Env, search: KeySearch, control: JobControl) -> None:
+    opened: FileState  # before it was opened for the first time
+    next_offset: int  # after the last batch
+    size_bytes: int = 0  # when it was opened for this slice; it may grow
+    position: int = 0
+    last_batch: BatchHeader | None = None  # in front of the position
+    records: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+
+    def add(self, base_offset: int, matches: KeyMatches) -> None:
+        """Add the records of a batch that have a value."""
+        if matches.values:
+            first, last = matches.first_value_delta, matches.last_value_delta
+            if self.first_offset < 0:
+                self.first_offset = base_offset + first
+            self.last_offset = base_offset + last
+            self.records += matches.values
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The records of the key in all files."""
+
+    tombstones: int = 0
+    latest: tuple[int, int] = (-1, -1)  # the largest timestamp, and the last offset that has it
+    version: tuple[int, int] | None = None  # likewise
+
+    def add(self, base_offset: int, matches: KeyMatches) -> None:
+        """Add the records of a batch."""
+        self.tombstones += matches.tombstones
+        if matches.latest_delta >= 0:
+            latest = (matches.latest_ms, base_offset + matches.latest_delta)
+            self.latest = max(self.latest, latest)
+        if matches.version_delta >= 0:
+            ranked = (matches.version, base_offset + matches.version_delta)
+            self.version = ranked if self.version is None else max(self.version, ranked)
+
+
+@dataclass(slots=True)
+class _State:
+    """How far a search is, and what it found so far. Picklable."""
+
+    listings: int = 0
+    listed: list[_ListedFile] = field(default_factory=list)  # by the last listing
+    seen: set[_ListedFile] = field(default_factory=set)
+    waiting: deque[_ListedFile] = field(default_factory=deque)  # to be searched before the next one
+    is_last: bool = False  # no other listing follows
+    in_file: _InFile | None = None  # in the first that waits
+    found: dict[FileState, FoundFile] = field(default_factory=dict)
+    unreadable: dict[_ListedFile, UnreadableFile] = field(default_factory=dict)
+    tally: _Tally = field(default_factory=_Tally)
+    folders: set[str] = field(default_factory=set)
+    files: int = 0
+    bytes_read: int = 0
+    passed_bytes: int = 0  # of the files before the present one
+    total_bytes: int = 0
+    seconds: float = 0.0  # in earlier slices
+
+
+class _Search:
+    """One slice of a search."""
+
+    def __init__(self, env: Env, search: KeySearch, control: JobControl, state: _State) -> None:
         self._env = env
         self._search = search
         self._control = control
+        self._state = state
+        self._began = env.monotonic()
         shortest, *longer = _lengths(len(search.key))
         self._shortest = shortest + search.key
         self._longer = [length + search.key for length in longer]
         self._key = np.frombuffer(search.key, dtype=np.uint8)
         self._version_header = np.frombuffer(search.version_header.encode(), dtype=np.uint8)
-        self._found: dict[FileState, FoundFile] = {}
-        self._unreadable: dict[_ListedFile, UnreadableFile] = {}
-        self._tally = _Tally()
-        self._folders: set[str] = set()
-        self._files = self._bytes_read = 0
 
     def run(self) -> KeySearchResult:
-        """Search until a listing of the folders has no file that has to be searched."""
-        started = self._env.monotonic()
-        seen: set[_ListedFile] = set()
-        for _ in range(ROUNDS_MAX):
-            listed = [file for folder in self._search.folders for file in self._list(folder)]
-            new = [file for file in listed if file not in seen]
-            self._total = sum(file.state.size_bytes for file in new) + self._bytes_read
-            seen.update(file for file in new if self._search_file(file))
-            if all(file.is_late for file in new):
-                break
-        else:
+        """Search until a listing of the folders has no file that has to be searched.
+
+        Raises _SliceOverError.
+        """
+        state = self._state
+        while True:
+            while state.waiting:
+                listed = state.waiting[0]
+                if self._search_file(listed):
+                    state.seen.add(listed)
+                state.waiting.popleft()
+                state.in_file = None
+                self._end_slice()
+            if state.is_last:
+                return self._result()
+            self._list_new_files()
+
+    def _end_slice(self) -> None:
+        """Raise _SliceOverError if the time of the slice is over."""
+        seconds = self._env.monotonic() - self._began
+        if seconds >= self._search.slice_seconds:
+            self._state.seconds += seconds
+            raise _SliceOverError
+
+    def _list_new_files(self) -> None:
+        state = self._state
+        if state.listings == LISTINGS_MAX:
             raise FilesChangeError("files of the partition came and went during the whole search")
-        if not self._found:
+        state.listings += 1
+        state.listed = [file for folder in self._search.folders for file in self._list(folder)]
+        state.waiting.extend(file for file in state.listed if file not in state.seen)
+        state.total_bytes = state.passed_bytes + sum(f.state.size_bytes for f in state.waiting)
+        state.is_last = all(file.is_late for file in state.waiting)
+
+    def _result(self) -> KeySearchResult:
+        state = self._state
+        if not state.found:
             self._sync_folders()
-        tally, found = self._tally, tuple(self._found.values())
-        unreadable = [self._unreadable[file] for file in listed if file in self._unreadable]
+        tally, found = state.tally, tuple(state.found.values())
+        unreadable = [state.unreadable[file] for file in state.listed if file in state.unreadable]
         return KeySearchResult(
-            files=self._files,
-            bytes_read=self._bytes_read,
-            seconds=self._env.monotonic() - started,
+            files=state.files,
+            bytes_read=state.bytes_read,
+            seconds=state.seconds + self._env.monotonic() - self._began,
             found=found[:FOUND_MAX],
             unreadable=tuple(unreadable[:FOUND_MAX]),
             records=sum(file.records for file in found),
@@ -138,7 +245,7 @@ class _Search:
         )
 
     def _sync_folders(self) -> None:
-        for path in sorted(self._folders):
+        for path in sorted(self._state.folders):
             with suppress(FileNotFoundError):
                 self._env.sync_dir(path)
 
@@ -151,7 +258,7 @@ class _Search:
                 names = self._env.listdir(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            self._folders.add(path)
+            self._state.folders.add(path)
             offsets_of = {} if depth else _offsets_of_segments(names)
             for name in names:
                 child = f"{path}/{name}"
@@ -163,64 +270,80 @@ class _Search:
                     if state is not None:
                         offsets = offsets_of.get(name, range(filenames.LARGEST_OFFSET))
                         file = _ListedFile(state, folder, offsets)
-                        if file.may_grow:
-                            file = replace(file, state=FileState(child, 0, 0))
+                        if file.may_grow:  # or be merged with later ones
+                            offsets = range(offsets.start, filenames.LARGEST_OFFSET)
+                            file = replace(file, state=FileState(child, 0, 0), offsets=offsets)
                         yield file
 
     def _search_file(self, listed: _ListedFile) -> bool:
         """Search a file; return False if it is gone."""
-        state = listed.state
+        state, search = listed.state, self._state
+        present = file_state(self._env, state.path)
+        if present is None:
+            return False
         try:
             file = self._env.open(state.path)
         except FileNotFoundError:
             return False
-        in_file = _InFile(next_offset=listed.offsets.start)
-        try:
-            if state.path.endswith(filenames.DAMAGED_BYTES):
-                raise StorageError("an operator removed these bytes from the log as damaged")
-            self._read(file, in_file, listed)
-        except CleanAbortedError:
-            raise
-        except StorageError as error:
-            reason = error.reason if isinstance(error, CorruptBatchError) else str(error)
-            self._unreadable[listed] = UnreadableFile(state, in_file.position, reason)
-        finally:
-            file.close()
-        self._files += 1
+        with closing(file):
+            in_file = self._begin_or_go_on(file, listed, present)
+            try:
+                if state.path.endswith(filenames.DAMAGED_BYTES):
+                    raise StorageError("an operator removed these bytes from the log as damaged")
+                self._read(file, in_file, listed)
+            except StorageError as error:
+                reason = error.reason if isinstance(error, CorruptBatchError) else str(error)
+                search.unreadable[listed] = UnreadableFile(state, in_file.position, reason)
+        search.files += 1
+        search.passed_bytes += in_file.size_bytes
         if in_file.records:
-            self._found[state] = FoundFile(
+            search.found[state] = FoundFile(
                 state, in_file.records, in_file.first_offset, in_file.last_offset
             )
         return True
 
-    def _read(self, file: File, in_file: "_InFile", listed: _ListedFile) -> None:
-        size = file.size()  # of the active segment: later records do not count
+    def _begin_or_go_on(self, file: File, listed: _ListedFile, present: FileState) -> _InFile:
+        in_file = self._state.in_file
+        if in_file is None or not _may_go_on(file, in_file, None if listed.may_grow else present):
+            in_file = self._state.in_file = _InFile(present, listed.offsets.start)
+        in_file.size_bytes = file.size()  # of the active segment: later records do not count
+        return in_file
+
+    def _read(self, file: File, in_file: _InFile, listed: _ListedFile) -> None:
         length = CHUNK_BYTES
-        while in_file.position < size:
-            length = min(length, size - in_file.position)
+        while in_file.position < in_file.size_bytes:
+            length = min(length, in_file.size_bytes - in_file.position)
             self._control.read_bytes(length)
             begin = in_file.position
             data = file.pread(length, begin)
-            before = self._bytes_read
+            self._state.bytes_read += len(data)
             for at, header in walk_headers(data):
-                if self._control.aborted():
-                    raise CleanAbortedError
                 self._search_batch(data, at, header, in_file, listed)
                 in_file.position = begin + at + header.size_bytes
-                done = before + at + header.size_bytes
-                self._control.progress("search", done, self._total)
-            self._bytes_read += len(data)
+                in_file.last_batch = header
+                self._report(in_file)
+                self._end_slice()
             if in_file.position > begin:
                 length = CHUNK_BYTES
-            elif begin + length < size:
+                continue
+            self._report(in_file)
+            if begin + length < in_file.size_bytes:
                 length *= 2  # a batch larger than the chunk
             elif listed.may_grow:
                 return  # an append was under way
             else:
                 raise StorageError("the last batch is cut short")
 
+    def _report(self, in_file: _InFile) -> None:
+        """Report the progress. Raises CleanAbortedError."""
+        if self._control.aborted():
+            raise CleanAbortedError
+        state = self._state
+        done = state.passed_bytes + in_file.position
+        self._control.progress("search", done, state.total_bytes)
+
     def _search_batch(
-        self, data: bytes, at: int, header: BatchHeader, in_file: "_InFile", listed: _ListedFile
+        self, data: bytes, at: int, header: BatchHeader, in_file: _InFile, listed: _ListedFile
     ) -> None:
         """Count the records of a batch if the bytes of the key are in it."""
         limit, below = self._search.decompressed_batch_bytes, listed.folder.below
@@ -249,7 +372,7 @@ class _Search:
         matches = find_key(buf, header.record_count, target, self._key, self._version_header)
         if not matches.is_valid:
             raise CorruptBatchError("a record is malformed")
-        self._tally.add(header.base_offset, matches)
+        self._state.tally.add(header.base_offset, matches)
         in_file.add(header.base_offset, matches)
 
     def _may_have_key(self, records: bytes, begin: int, end: int) -> bool:
@@ -267,23 +390,19 @@ class _Search:
         )
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The records of the key in all files."""
+def _may_go_on(file: File, in_file: _InFile, present: FileState | None) -> bool:
+    """Return whether everything in front of the position was searched before the pause.
 
-    tombstones: int = 0
-    latest: tuple[int, int] = (-1, -1)  # the largest timestamp, and the last offset that has it
-    version: tuple[int, int] | None = None  # likewise
-
-    def add(self, base_offset: int, matches: KeyMatches) -> None:
-        """Add the records of a batch."""
-        self.tombstones += matches.tombstones
-        if matches.latest_delta >= 0:
-            latest = (matches.latest_ms, base_offset + matches.latest_delta)
-            self.latest = max(self.latest, latest)
-        if matches.version_delta >= 0:
-            ranked = (matches.version, base_offset + matches.version_delta)
-            self.version = ranked if self.version is None else max(self.version, ranked)
+    `present` is None for a file that may grow. A clean may have replaced it since it was closed; a
+    clean keeps the order of the batches, so what is in front of the last one was in front before.
+    """
+    if present is not None and present != in_file.opened:
+        return False
+    last = in_file.last_batch
+    if last is None:
+        return in_file.position == 0
+    header = file.pread(HEADER_BYTES, in_file.position - last.size_bytes)
+    return len(header) == HEADER_BYTES and unpack_header(header) == last
 
 
 def _offsets_of_segments(names: Sequence[str]) -> dict[str, range]:
@@ -314,23 +433,3 @@ def _lengths(key_bytes: int) -> tuple[bytes, bytes, bytes]:
     write_varint(shortest, key_bytes)
     longer = (*shortest[:-1], shortest[-1] | 0x80, 0)
     return bytes(shortest), bytes(longer), b"\x80\x00"
-
-
-@dataclass(slots=True)
-class _InFile:
-    """The records of the key in one file, up to a position."""
-
-    next_offset: int  # after the last batch
-    position: int = 0
-    records: int = 0
-    first_offset: int = field(default=-1)
-    last_offset: int = field(default=-1)
-
-    def add(self, base_offset: int, matches: KeyMatches) -> None:
-        """Add the records of a batch that have a value."""
-        if matches.values:
-            first, last = matches.first_value_delta, matches.last_value_delta
-            if self.first_offset < 0:
-                self.first_offset = base_offset + first
-            self.last_offset = base_offset + last
-            self.records += matches.values

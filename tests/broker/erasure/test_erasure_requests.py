@@ -1,6 +1,8 @@
 """Requests for erasures: which are refused, which come first, and what a cancellation stops."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -8,8 +10,9 @@ import pytest
 from broker.app import Broker
 from broker.erasure import erasures
 from broker.erasure.erasures import ErasureRefusedError
+from broker.erasure.partition_eraser import SLICE_SECONDS
 from broker.security.principal import Principal
-from cleaner.key_search import FileState, FoundFile
+from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult, PausedSearch
 from cleaner.scheduler.clean_requests import CleanRequest
 from tests.support.broker.erasure import (
     ADA,
@@ -29,6 +32,7 @@ from tests.support.broker.erasure import (
     write,
 )
 from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -99,6 +103,73 @@ async def test_users_take_turns_whatever_their_deadlines_are() -> None:
             if number == 3:
                 assert searcher.keys[1:] == [b"eve", b"bob", b"ann", b"eve"]
         assert searcher.keys[5:] == [b"eve", b"eve"]
+
+
+class SlowSearcher:
+    """A KeySearcher in virtual time: each search takes the seconds of its key."""
+
+    def __init__(self, seconds: dict[bytes, float]) -> None:
+        self._seconds = seconds
+        self.slices: list[bytes] = []
+
+    @asynccontextmanager
+    async def start(self) -> AsyncIterator["SlowSearcher"]:
+        yield self
+
+    async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult | PausedSearch:
+        self.slices.append(search.key)
+        left = float(search.position or self._seconds[search.key])
+        await asyncio.sleep(min(left, search.slice_seconds))
+        if left > search.slice_seconds:
+            return PausedSearch(str(left - search.slice_seconds).encode())
+        return KeySearchResult(files=1, bytes_read=1, seconds=self._seconds[search.key])
+
+    def abort(self) -> None:
+        """No erasure is cancelled."""
+
+
+def test_a_user_waits_for_a_slice_of_the_searches_of_others_and_not_for_their_end() -> None:
+    searcher = SlowSearcher({b"eve": 100.0, b"ann": 0.1})
+
+    async def main() -> tuple[float, float]:
+        async with broker_of(MemoryEnv(seed=5), partitions=4) as broker:
+            broker.erasures.eraser._start_searcher = searcher.start
+            topic, clock = broker.topics.existing("orders"), asyncio.get_running_loop().time
+
+            async def erased(user: str, *, within_ms: int) -> float:
+                began = clock()
+                erasure = await broker.erasures.request(
+                    topic,
+                    user.encode(),
+                    range(4),
+                    within_ms=within_ms,
+                    requested_by=Principal(user),
+                )
+                while erasure.is_open:
+                    await asyncio.sleep(1)
+                    erasure = broker.erasures.get(erasure.erasure_id) or erasure
+                return clock() - began
+
+            hostile = asyncio.create_task(erased("eve", within_ms=1000))
+            await asyncio.sleep(20)
+            seconds = await erased("ann", within_ms=86_400_000)
+            return seconds, await hostile
+
+    seconds, hostile = run_virtually(main())
+    assert seconds < 4 * (SLICE_SECONDS + 1)
+    assert hostile < 4 * 100 + 50, "its searches went on where they were"
+    assert searcher.slices.count(b"ann") == 4
+
+
+async def test_the_search_of_a_topic_that_was_deleted_ends_with_its_slice() -> None:
+    async with held_search(MemoryEnv(seed=5)) as (broker, searcher, erasure_id):
+        searcher.is_paused = True
+        other = await erase(broker, "bob")
+        assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
+        searcher.gate.set()
+        for erasure in (erasure_id, other["id"]):
+            assert (await completed(broker, erasure))["state"] == "void"
+        assert searcher.keys == [ADA.encode()]
 
 
 async def test_the_open_erasures_of_one_user_leave_room_for_those_of_others(

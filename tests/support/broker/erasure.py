@@ -10,7 +10,7 @@ from broker.app import Broker
 from broker.http.api.compaction.erasures import ROOT
 from broker.topics.partition import Partition
 from cleaner.job import CleanAbortedError
-from cleaner.key_search import FoundFile, KeySearch, KeySearchResult
+from cleaner.key_search import FoundFile, KeySearch, KeySearchResult, PausedSearch
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
 from tests.support.broker import http_client
@@ -138,6 +138,7 @@ class HeldSearcher:
         self.gate, self.begun = asyncio.Event(), asyncio.Event()
         self.keys: list[bytes] = []  # of the searches
         self.is_late = False  # a search ends before it sees an abort
+        self.is_paused = False  # each search pauses at its end
         self._is_aborted = False
         self._found = found
 
@@ -146,7 +147,7 @@ class HeldSearcher:
         self._is_aborted = False
         yield self
 
-    async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult:
+    async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult | PausedSearch:
         if self._is_aborted:
             raise CleanAbortedError
         self.keys.append(search.key)
@@ -155,6 +156,8 @@ class HeldSearcher:
         self.gate.clear()
         if self._is_aborted and not self.is_late:
             raise CleanAbortedError
+        if self.is_paused:
+            return PausedSearch(b"%d" % len(self.keys))
         return KeySearchResult(
             files=0, bytes_read=0, seconds=0.0, found=self._found, records=len(self._found)
         )

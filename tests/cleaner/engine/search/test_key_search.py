@@ -1,6 +1,9 @@
 """The search of all files of a partition for one key: what counts, and files that come and go."""
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -10,7 +13,13 @@ from cleaner.engine.search.search_files import (
     search_files,
 )
 from cleaner.job import CleanAbortedError
-from cleaner.key_search import KeySearch, KeySearchResult, SearchedFolder, file_state
+from cleaner.key_search import (
+    KeySearch,
+    KeySearchResult,
+    PausedSearch,
+    SearchedFolder,
+    file_state,
+)
 from storage.errors import CorruptBatchError
 from storage.format.batch import (
     BATCH_LENGTH_MIN,
@@ -53,10 +62,18 @@ def search(
     key: bytes = KEY,
     control: Recorder | None = None,
     header: str = "",
+    between: Callable[[], None] | None = None,
 ) -> KeySearchResult:
-    folder = SearchedFolder(FOLDER, below, active)
+    """Search at once; with `between`, pause after each batch and call it."""
+    folder, control = SearchedFolder(FOLDER, below, active), control or Recorder()
     request = KeySearch(key, (folder,), 64 << 20, header)
-    return search_files(env, request, control or Recorder())
+    if between is not None:
+        request = replace(request, slice_seconds=0.0)
+    while isinstance(result := search_files(env, request, control), PausedSearch):
+        assert between is not None
+        between()
+        request = replace(request, position=result.position)
+    return result
 
 
 @pytest.mark.parametrize("codec", [0, GZIP, SNAPPY, LZ4, ZSTD])
@@ -286,6 +303,215 @@ def test_progress_and_aborts_are_looked_at_for_each_batch() -> None:
     with pytest.raises(CleanAbortedError):
         search(env, control=control)
     assert len(control.stages) == 1
+
+
+def test_progress_and_aborts_are_looked_at_where_a_chunk_has_no_whole_batch() -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch((0, b"bob", bytes(3 * CHUNK_BYTES))))
+    control = Recorder()
+    search(env, control=control)
+    assert [done for _, done, _ in control.stages[:2]] == [0, 0]
+    control = Recorder(abort_after=0)
+    with pytest.raises(CleanAbortedError):
+        search(env, control=control)
+    assert control.charged_read == CHUNK_BYTES
+
+
+def test_the_bytes_of_a_damaged_chunk_are_counted() -> None:
+    env = MemoryEnv(seed=1)
+    good, damaged = batch((0, KEY, b"1")), bytearray(batch((1, KEY, b"1")))
+    damaged[-1] ^= 1
+    write(env, f"{0:020}.log", good, bytes(damaged))
+    assert search(env).bytes_read == len(good) + len(damaged)
+
+
+# Slices ---------------------------------------------------------------------------------------
+
+
+def outcome(result: KeySearchResult) -> KeySearchResult:
+    """All of it but what a pause may change."""
+    return replace(result, bytes_read=0, seconds=0.0)
+
+
+def test_a_search_in_slices_of_one_batch_finds_what_a_search_at_once_finds() -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch((0, KEY, b"1")), batch((1, b"bob", b"1"), (2, KEY, None)))
+    write(env, f"{5:020}.log", batch((5, KEY, b"1")), batch((6, KEY, b"2")), b"\x01" * 200)
+    path = write(env, f"{9:020}.log", batch((9, KEY, b"1")), batch((10, KEY, b"1"))[:-3])
+    slices = 0
+
+    def count() -> None:
+        nonlocal slices
+        slices += 1
+
+    at_once = search(env, active=path)
+    assert at_once.records == 4
+    assert outcome(search(env, active=path, between=count)) == outcome(at_once)
+    assert slices == 5 + 3, "one after each batch and one after each file"
+
+
+def test_a_slice_has_one_batch_however_long_it_takes() -> None:
+    env = MemoryEnv(seed=1)
+    batches = [batch((offset, b"bob", b"1")) for offset in range(3)]
+    write(env, f"{0:020}.log", *batches)
+
+    class Slow(Recorder):
+        def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+            super().progress(stage, done_bytes, total_bytes)
+            env.advance_ms(1_000_000)
+
+    control = Slow()
+    request = KeySearch(KEY, (SearchedFolder(FOLDER, 1000),), 64 << 20, slice_seconds=10.0)
+    for number in range(1, 4):
+        paused = search_files(env, request, control)
+        assert isinstance(paused, PausedSearch)
+        assert len(control.stages) == number
+        request = replace(request, position=paused.position)
+    result = search_files(env, request, control)
+    assert isinstance(result, KeySearchResult)
+    assert (result.files, result.seconds) == (1, 3000.0)
+    assert control.stages[-1][1:] == (sum(map(len, batches)),) * 2
+
+
+def test_a_file_that_was_replaced_during_a_pause_is_searched_from_its_beginning() -> None:
+    """The new one has the key where the old one was read already."""
+    env = MemoryEnv(seed=1)
+    names = [f"{0:020}.log", f"{5:020}.log"]
+    write(env, names[0], batch((0, b"bob", b"1")), batch((1, b"bob", b"1")))
+    write(env, names[1], batch((5, b"bob", b"1")), batch((6, KEY, b"1")))
+
+    def merge() -> None:
+        if env.exists(f"{FOLDER}/{names[1]}"):
+            write(env, names[0], batch((0, b"bob", b"1"), (6, KEY, b"1")))
+            env.unlink(f"{FOLDER}/{names[1]}")
+
+    result = search(env, between=merge)
+    assert [file.state.path for file in result.found] == [f"{FOLDER}/{names[0]}"]
+
+
+def test_a_late_segment_that_is_merged_with_later_ones_during_the_search_is_not_damaged() -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch((0, b"bob", b"1")))
+    for offset in (1, 2):
+        write(env, f"{offset:020}.log", batch((offset, b"bob", b"1")))
+
+    class Merging(Recorder):
+        def read_bytes(self, count: int) -> None:
+            write(env, f"{1:020}.log", batch((1, b"bob", b"1")), batch((2, b"bob", b"1")))
+
+    assert search(env, below=1, control=Merging()).unreadable == ()
+
+
+@pytest.mark.parametrize("is_rewritten", [False, True])
+def test_an_active_segment_that_grew_during_a_pause_is_searched_further(
+    *, is_rewritten: bool
+) -> None:
+    """After it was closed and cleaned, other batches are at the position."""
+    env = MemoryEnv(seed=1)
+    name = f"{0:020}.log"
+    first, last = batch((0, b"bob", b"1"), (1, b"bob", b"2")), batch((9, KEY, b"1"))
+    path = write(env, name, first, batch((2, b"eve", b"2")), last)
+    reads = list[int]()
+
+    class Reads(Recorder):
+        def read_bytes(self, count: int) -> None:
+            reads.append(count)
+
+    def grow() -> None:
+        if is_rewritten:
+            write(env, name, batch((1, b"bob", b"2")), last)
+        else:
+            with_more = [batch((offset, b"bob", b"1")) for offset in range(10, 13)]
+            write(env, name, first, batch((2, b"eve", b"2")), last, *with_more)
+
+    result = search(env, active=path, between=grow, control=Reads())
+    assert result.records == 1
+    whole = env.size(path)
+    assert (reads[1] == whole) == is_rewritten, "searched from its beginning again"
+
+
+def test_a_segment_that_a_clean_made_larger_during_a_pause_is_searched_to_its_end() -> None:
+    env = MemoryEnv(seed=1)
+    name, first, last = f"{0:020}.log", batch((0, b"bob", b"1")), batch((9, KEY, b"1"))
+    path = write(env, name, first, batch((1, b"eve", bytes(5000)), codec=ZSTD), last)
+
+    def unpack() -> None:
+        write(env, name, first, batch((1, b"eve", bytes(5000))), last)
+
+    assert search(env, active=path, between=unpack).records == 1
+
+
+class ChangingFiles:
+    """Segments with one record in each batch. Cleans never remove the record of the key."""
+
+    def __init__(self, env: MemoryEnv, rng: random.Random, keyed: int) -> None:
+        self._env, self._rng, self._keyed = env, rng, keyed
+        self._segments: list[list[int]] = [[]]  # offsets; the last one is active
+        self._next_offset = 0
+        self._changes = rng.randint(1, 20)  # left
+        for _ in range(rng.randint(3, 12)):
+            self._append()
+        for index in range(len(self._segments)):
+            self._write(index)
+        self.end = self._next_offset
+        self.active = self._path(-1)
+
+    def _path(self, index: int) -> str:
+        return f"{FOLDER}/{self._segments[index][0]:020}.log"
+
+    def _append(self) -> None:
+        if self._segments[-1] and self._rng.random() < 0.4:
+            self._segments.append([])
+        self._segments[-1].append(self._next_offset)
+        self._next_offset += 1
+
+    def _write(self, index: int) -> None:
+        offsets = self._segments[index]
+        batches = [
+            batch((offset, KEY if offset == self._keyed else b"bob", b"1" * (1 + offset % 3)))
+            for offset in offsets
+        ]
+        write(self._env, f"{offsets[0]:020}.log.swap", *batches)
+        self._env.rename(f"{FOLDER}/{offsets[0]:020}.log.swap", self._path(index))
+
+    def change(self) -> None:
+        """Append, close the active segment, or clean and merge closed ones; or do nothing."""
+        if not self._changes:
+            return
+        self._changes -= 1
+        self._env.advance_ms(5)
+        if self._rng.random() < 0.5:
+            self._append()
+            self._write(-1)
+        elif len(self._segments) > 2:
+            self._clean()
+
+    def _clean(self) -> None:
+        first = self._rng.randrange(len(self._segments) - 2)
+        end = self._rng.randint(first + 1, len(self._segments) - 1)
+        group = self._segments[first:end]
+        kept = [
+            offset
+            for offset in chain.from_iterable(group)
+            if offset in (self._keyed, group[0][0]) or self._rng.random() < 0.7
+        ]
+        self._segments[first:end] = [kept]
+        self._write(first)
+        for removed in group[1:]:
+            self._env.unlink(f"{FOLDER}/{removed[0]:020}.log")
+
+
+def test_no_value_is_missed_whatever_happens_to_the_files_during_pauses() -> None:
+    """A model of cleans, merges, rolls and appends, which never lose a value of the key."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(100):
+        env, keyed = MemoryEnv(seed=1), rng.randrange(-1, 3)
+        files = ChangingFiles(env, rng, keyed)
+        result = search(env, below=files.end, active=files.active, between=files.change)
+        assert bool(result.found) == (keyed >= 0)
+        assert result.unreadable == ()
 
 
 def test_the_largest_version_of_the_key_is_returned() -> None:
