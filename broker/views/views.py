@@ -19,6 +19,7 @@ Rules for the topic's own cleaner (`limit_of`)
 
 import hashlib
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -130,6 +131,7 @@ class Views:
         self._opener = ViewOpener(self.load, threads, self._note_failure)
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
+        self._ended = deque[ViewTopic]()  # with partitions that `forget` has to drop
         self._staged: dict[TopicPartition, int] = {}  # horizons of running compactions
         # Partitions that could not be read, in order; `failures` drops those that can, or are gone.
         self._failed: dict[TopicPartition, None] = {}
@@ -268,9 +270,9 @@ class Views:
             view.change_over(None)
 
     async def forget(self, present: Collection[TopicPartition]) -> None:
-        """Drop the state of deleted and offline partitions, and the views of deleted topics.
+        """Drop the state of deleted and offline partitions, and views that are off or deleted.
 
-        In turns: a log closes its files with its last reference.
+        In turns: a log and a ledger close their files with their last reference.
         """
         turns = Turns()
         for partition in self._clear.keys() - present:
@@ -284,6 +286,11 @@ class Views:
             if self._is_of_deleted_topic(name):
                 self._forget(name)
             await turns.take()
+        while self._ended:
+            view = self._ended.popleft()
+            while view.opened:
+                view.opened.popitem()
+                await turns.take()
 
     def _is_of_deleted_topic(self, name: str) -> bool:
         view = self._by_name.get(name)
@@ -327,6 +334,7 @@ class Views:
         view = self._by_name.pop(name, None)
         if view is not None:
             self._by_id.pop(view.topic_id, None)
+            self._ended.append(view)
             self._stats.drop_topic(name)
 
     def _open(self, name: str, base: Partition) -> ViewPartition:

@@ -2,13 +2,17 @@
 
 import asyncio
 import errno
+import itertools
 import json
+import weakref
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, for_code
 
+from broker.event_loop import loop_turns
 from broker.quotas.memory_budget import PARTS
 from broker.topics.topics import TopicError
 from broker.views import views
@@ -35,6 +39,7 @@ from storage.view.ledger import view_path
 from storage.view.view_log import ViewCursor
 from tests.support.broker.broker_in_memory import kafka_request
 from tests.support.broker.http_client import ask
+from tests.support.broker.topics_on_disk import setting
 from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
@@ -75,6 +80,30 @@ async def test_a_view_describes_itself_as_compacted_and_with_its_own_size() -> N
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         assert sizes[WHERE.topic] == partition.log.segments.size_bytes
+
+
+async def test_the_partitions_of_a_view_that_is_switched_off_are_dropped_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each closes files; a view may have thousands of them."""
+    topics = {"orders": {"partitions": 20, "keys": ON}}
+    async with broker_with_view(MemoryEnv(), topics=topics) as broker:
+        await broker.views.open_all(broker.topics)
+        view = broker.views.get(VIEW.topic)
+        assert view is not None
+        opened = [weakref.ref(partition) for partition in broker.views.partitions_of(view)]
+        del view
+        await broker.metadata_service.alter("orders", setting("varve.view", "none"))
+        assert broker.views.get(VIEW.topic) is None
+        assert all(partition() is not None for partition in opened)
+        clock = itertools.count()
+        monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each row
+        forgetting, left = asyncio.ensure_future(broker.views.forget(set())), [len(opened)]
+        async with asyncio.timeout(READ_SECONDS):  # maintenance may be at one of them
+            while not forgetting.done() or left[-1]:
+                await asyncio.sleep(0)
+                left.append(sum(partition() is not None for partition in opened))
+        assert max(before - after for before, after in pairwise(left)) == 1
 
 
 async def test_the_records_of_a_view_are_read_over_http() -> None:
