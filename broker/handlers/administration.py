@@ -12,9 +12,9 @@ from typing import Any, Final
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.produce import produce
 from broker.network.request_context import RequestContext, Services
-from broker.quotas.muted_http_users import MutedHttpUsers
+from broker.quotas.muted_http_users import MutedHttpUsers, ThrottledError
 from broker.security.authorizer import UnlimitedAuthorizer
-from broker.security.principal import Principal
+from broker.security.principal import Principal, client_of
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, decode_response, encode_request
 from protocol.messages import Message
@@ -58,6 +58,12 @@ class Administration:
     def check_muted(self, principal: Principal) -> None:
         """Raise ThrottledError while the sender is over a quota."""
         self._muted.check(principal.name)
+
+    def check_changes(self, principal: Principal, host: str) -> None:
+        """Raise ThrottledError while the sender's next change of the metadata has to wait."""
+        pauses = self._services.metadata_writer.pauses
+        if seconds := pauses.pause_of(client_of(principal, host)):
+            raise ThrottledError(seconds, "this user makes too many changes")
 
     def charge_turn(self, principal: Principal, nanoseconds: int) -> None:
         """Count a turn of the event loop that a request of the sender took."""

@@ -211,6 +211,10 @@ async def _look_up(
                 if topic is None:
                     return MetadataResponseTopic(error_code=code, name=name)
             else:
+                if services.metadata_writer.pauses.pause_of(context.client):
+                    raise TopicError(
+                        ErrorCode.THROTTLING_QUOTA_EXCEEDED, "its client makes too many changes"
+                    )
                 MutationQuota(context, is_strict=True).charge(services.settings.partitions(name))
                 topic = await services.metadata_service.ensure(
                     name,

@@ -1,8 +1,9 @@
 """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, ListConfigResources."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 from broker.event_loop.loop_turns import Turns
 from broker.handlers.topics import (
@@ -14,7 +15,8 @@ from broker.handlers.topics import (
 )
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
-from broker.topics.topics import TopicError
+from broker.topics.metadata_service import TopicAlteration, TopicResult
+from broker.topics.topics import Topic, TopicError
 from config.broker_keys import describe_broker, parse_broker_value
 from config.fixed_keys import describe_client_metrics, describe_group, describe_loggers
 from config.topics.keys import (
@@ -66,8 +68,12 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 AlteredResource = IncrementalAlterConfigsRequestResource | AlterConfigsRequestResource
 ResourceKey = tuple[int, str]  # type and name
-Changes = Iterable[tuple[str, int, str | None]]  # key, operation, value
+Changes = Sequence[tuple[str, int, str | None]]  # key, operation, value
+Outcome = tuple[ErrorCode, str | None]  # code and message of a row
+SUCCESS: Final[Outcome] = (ErrorCode.NONE, None)
 Parse = Callable[[str, str], str]
+
+_Resource = TypeVar("_Resource", bound=AlteredResource)
 
 
 async def describe_configs(
@@ -186,104 +192,139 @@ async def incremental_alter_configs(
     context: RequestContext, _header: RequestHeader, body: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
     """Set, delete, append to and subtract from the settings of each resource."""
-    responses, turns = [], Turns()
-    named = await _count_named(body.resources, turns)
-    for resource in body.resources:
-        await turns.take()
-        changes = (
-            (config.name, config.config_operation, config.value) for config in resource.configs
-        )
-        code, message = await _alter(
-            context, named, resource, changes, validate_only=body.validate_only
-        )
-        responses.append(
+
+    def changes_of(resource: IncrementalAlterConfigsRequestResource) -> Changes:
+        return [(row.name, row.config_operation, row.value) for row in resource.configs]
+
+    outcomes = await _alter(context, body.resources, changes_of, validate_only=body.validate_only)
+    return IncrementalAlterConfigsResponse(
+        responses=[
             IncrementalAlterConfigsResponseResource(
                 error_code=code,
                 error_message=message,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
-        )
-    return IncrementalAlterConfigsResponse(responses=responses)
+            async for resource, (code, message) in Turns().over(
+                zip(body.resources, outcomes, strict=True)
+            )
+        ]
+    )
 
 
 async def alter_configs(
     context: RequestContext, _header: RequestHeader, body: AlterConfigsRequest
 ) -> AlterConfigsResponse:
     """Replace all dynamic settings of each resource (deprecated in Kafka)."""
-    responses, turns = [], Turns()
-    named = await _count_named(body.resources, turns)
-    for resource in body.resources:
-        await turns.take()
-        changes = ((config.name, SET, config.value) for config in resource.configs)
-        code, message = await _alter(
-            context, named, resource, changes, validate_only=body.validate_only, replaces_all=True
-        )
-        responses.append(
+
+    def changes_of(resource: AlterConfigsRequestResource) -> Changes:
+        return [(row.name, SET, row.value) for row in resource.configs]
+
+    outcomes = await _alter(
+        context, body.resources, changes_of, validate_only=body.validate_only, replaces_all=True
+    )
+    return AlterConfigsResponse(
+        responses=[
             AlterConfigsResponseResource(
                 error_code=code,
                 error_message=message,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
-        )
-    return AlterConfigsResponse(responses=responses)
-
-
-async def _count_named(resources: Iterable[AlteredResource], turns: Turns) -> Counter[ResourceKey]:
-    """Return how often a request names each resource."""
-    return Counter([(row.resource_type, row.resource_name) async for row in turns.over(resources)])
+            async for resource, (code, message) in Turns().over(
+                zip(body.resources, outcomes, strict=True)
+            )
+        ]
+    )
 
 
 async def _alter(
     context: RequestContext,
-    named: Counter[ResourceKey],
-    resource: AlteredResource,
-    requested: Changes,
+    resources: Sequence[_Resource],
+    changes_of: Callable[[_Resource], Changes],
     *,
     validate_only: bool,
     replaces_all: bool = False,
-) -> tuple[ErrorCode, str | None]:
-    """Change the settings of one resource; return the error code and message for its row."""
-    metadata_service = context.services.metadata_service
-    kind, name = resource.resource_type, resource.resource_name
-    changes: Sequence[tuple[str, int, str | None]] = ()
+) -> list[Outcome]:
+    """Change the settings of resources; return the error code and message of each row."""
+    metadata_service, turns = context.services.metadata_service, Turns()
+    named = Counter([(row.resource_type, row.resource_name) async for row in turns.over(resources)])
+    outcomes: list[Outcome] = []
+    alterations: dict[int, TopicAlteration] = {}  # by row
+    for row, resource in enumerate(resources):
+        await turns.take()
+        kind, name = resource.resource_type, resource.resource_name
+        outcomes.append(SUCCESS)
+        try:
+            if kind == BROKER_LOGGER and replaces_all:
+                raise _unknown_type(kind)  # for everyone, as Kafka
+            _authorize(context, Operation.ALTER_CONFIGS, kind, name)
+            check_size(resource.configs)
+            changes = changes_of(resource)
+            _refuse_ambiguous(resource, named)
+            change = partial(_change, context, kind, name, changes, replaces_all=replaces_all)
+            if kind == TOPIC:
+                refuse_view(context, name)
+                alterations[row] = TopicAlteration(name, change)
+            elif kind == BROKER:
+                _check_broker(context, name)
+                await metadata_service.alter_broker(
+                    change, validate_only=validate_only, client=context.client
+                )
+            else:
+                _refuse_fixed(context, kind, name, changes)
+        except (TopicError, StorageError) as error:
+            outcomes[row] = _failure(error)
+    results: list[TopicResult] = []
+    if alterations:
+        results = await _alter_topics(
+            context, list(alterations.values()), validate_only=validate_only
+        )
+    for row, result in zip(alterations, results, strict=True):
+        if isinstance(result, Exception):
+            outcomes[row] = _failure(result)
+    return outcomes
 
-    def change(present: Mapping[str, str]) -> Mapping[str, str]:
-        changed = _apply(context, kind, name, {} if replaces_all else present, changes)
-        if kind == TOPIC:
-            check_topic_settings(context, present, changed)
-        return changed
 
-    try:
-        if kind == BROKER_LOGGER and replaces_all:
-            raise _unknown_type(kind)  # for everyone, as Kafka
-        _authorize(context, Operation.ALTER_CONFIGS, kind, name)
-        check_size(resource.configs)
-        changes = tuple(requested)
-        _refuse_ambiguous(resource, named)
-        if kind == TOPIC:
-            refuse_view(context, name)
-            before = context.services.topics.get(name)
-            was_compacted = before is not None and before.config.compacts
-            await metadata_service.alter(
-                name, change, validate_only=validate_only, client=context.client
-            )
-            topic = context.services.topics.get(name)
-            if topic is not None and topic.config.compacts and not was_compacted:
-                context.services.keyless.warn_later(topic)
-        elif kind == BROKER:
-            _check_broker(context, name)
-            await metadata_service.alter_broker(
-                change, validate_only=validate_only, client=context.client
-            )
-        else:
-            _refuse_fixed(context, kind, name, changes)
-    except TopicError as error:
+async def _alter_topics(
+    context: RequestContext, alterations: Sequence[TopicAlteration], *, validate_only: bool
+) -> list[TopicResult]:
+    """Change the settings of topics, and look for records without keys in those now compacted."""
+    services = context.services
+    before = {
+        name
+        for name in (alteration.name for alteration in alterations)
+        if (topic := services.topics.get(name)) is not None and topic.config.compacts
+    }
+    results = await services.metadata_service.alter_all(
+        alterations, validate_only=validate_only, client=context.client
+    )
+    async for result in Turns().over(results):
+        if isinstance(result, Topic) and result.config.compacts and result.name not in before:
+            services.keyless.warn_later(result)
+    return results
+
+
+def _change(
+    context: RequestContext,
+    kind: int,
+    name: str,
+    changes: Changes,
+    present: Mapping[str, str],
+    *,
+    replaces_all: bool,
+) -> Mapping[str, str]:
+    """Return the dynamic settings of a resource after a change. Raises TopicError."""
+    changed = _apply(context, kind, name, {} if replaces_all else present, changes)
+    if kind == TOPIC:
+        check_topic_settings(context, present, changed)
+    return changed
+
+
+def _failure(error: TopicError | StorageError) -> Outcome:
+    if isinstance(error, TopicError):
         return error.code, error.reason
-    except StorageError as error:
-        return code_of(error), str(error)
-    return ErrorCode.NONE, None
+    return code_of(error), str(error)
 
 
 def _refuse_ambiguous(resource: AlteredResource, named: Counter[ResourceKey]) -> None:

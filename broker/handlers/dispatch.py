@@ -94,6 +94,14 @@ TOPIC_CHANGES: Final = frozenset(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
     )
 )
+# Requests that change the metadata. Their clients pause between them (change_pauses.py).
+METADATA_CHANGES: Final = TOPIC_CHANGES | {
+    ApiKey.CREATE_ACLS,
+    ApiKey.DELETE_ACLS,
+    ApiKey.ALTER_CLIENT_QUOTAS,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+    ApiKey.UPDATE_FEATURES,
+}
 
 # Kafka exempts the requests of brokers from request quotas.
 EXEMPT_APIS: Final = frozenset((ApiKey.WRITE_TXN_MARKERS,))
@@ -201,6 +209,8 @@ class Dispatcher:
             context.find_meters(header.client_id)
         else:
             context.meters = None
+        if key in METADATA_CHANGES:
+            return self._handle_change(handler, context, header, frame)
         if len(frame) > WHOLE_BYTES_MAX:
             return self._handle_large(handler, context, header, frame)
         request = decode_body(header, frame)
@@ -211,6 +221,17 @@ class Dispatcher:
             self._throttle(context, answer)
             return encode_response(key, version, header.correlation_id, answer)
         return self._encode_later(context, header, answer)
+
+    async def _handle_change(
+        self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
+    ) -> Response:
+        """Answer a request when it is the client's turn to change the metadata."""
+        async with self._services.metadata_writer.pauses.turn(context.client):
+            if len(frame) > WHOLE_BYTES_MAX:
+                return await self._handle_large(handler, context, header, frame)
+            answer = handler(context, header, decode_body(header, frame))
+            body = answer if isinstance(answer, Message) else await answer
+            return await self._encode(context, header, body)
 
     async def _handle_large(
         self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview

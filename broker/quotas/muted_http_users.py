@@ -11,10 +11,10 @@ MUTED_MAX: Final = 10_000  # users at a time; 100 bytes each
 
 
 class ThrottledError(Exception):
-    """The user exceeded a quota, and may try again in `seconds`."""
+    """The user exceeded a limit, and may try again in `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"a quota is exceeded: try again in {seconds:.1f} s")
+    def __init__(self, seconds: float, reason: str = "a quota is exceeded") -> None:
+        super().__init__(f"{reason}: try again in {seconds:.1f} s")
         self.seconds = seconds
 
 

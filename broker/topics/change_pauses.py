@@ -3,8 +3,10 @@
 Rules
 - Each change writes the metadata of all topics, and lines to the log. So the writes of one client
   may take WRITE_SHARE of the time, after a burst: a client above that waits before its next change.
-- Who pauses does not wait for the writer yet, so changes of other clients do not wait for a pause.
-- The changes of a client that pauses begin in order, one after the other.
+- A client pauses before its request is decoded. It holds nothing then that another client needs:
+  neither a slot for large requests nor the writer of the metadata.
+- The requests for changes of one client run one after the other. So a client with many connections
+  is never ahead by more than one request.
 - The broker's own changes (client None) never wait here, and none does while the broker stops.
 """
 
@@ -18,20 +20,21 @@ from broker.quotas.rates import TokenBucket
 
 WRITE_SHARE: Final = 0.1  # of the time, in which one client's changes may write
 BURST_SECONDS: Final = 10.0  # of writes without a pause: a thousand changes of 10 ms
-# What a change counts at least, because of its lines in the log: ten changes a second.
+# What a change counts at least that writes to the disk: ten changes a second.
 CHANGE_SECONDS_MIN: Final = 0.01
+LINE_SECONDS: Final = 0.001  # what a line in the log counts at least: a hundred lines a second
 CHANGE_SECONDS_MAX: Final = 1.0  # what it counts at most: its client did not make the disk hang
 SWEPT_AT_ONCE: Final = 2  # clients, for each new one; so their number falls while they are idle
 
 
 class _Client:
-    """One client: what its changes have cost, and a lock for the change that begins next."""
+    """One client: what its changes have cost, and a lock for its request that runs."""
 
-    __slots__ = ("begins", "cost")
+    __slots__ = ("cost", "runs")
 
     def __init__(self) -> None:
         self.cost = TokenBucket(BURST_SECONDS / WRITE_SHARE)
-        self.begins = asyncio.Lock()
+        self.runs = asyncio.Lock()
 
 
 class ChangePauses:
@@ -46,28 +49,30 @@ class ChangePauses:
         self._stopping.set()
 
     @asynccontextmanager
-    async def before_change(self, client: Hashable) -> AsyncIterator[None]:
-        """Pause if the client has to; the client's next change pauses after the block.
+    async def turn(self, client: Hashable) -> AsyncIterator[None]:
+        """Wait for the client's earlier requests, and pause if it has to; the block is a request.
 
-        The block takes the turn of the change. So a change that waits for its turn has not been
-        counted when the next one pauses: a client may be ahead by one change.
+        The changes that it makes are counted while it runs.
         """
-        if client is None:
-            yield
-            return
         entry = self._client(client)
-        async with entry.begins:
-            pause = entry.cost.throttle_seconds(WRITE_SHARE, _now())
-            if pause:
+        async with entry.runs:
+            if pause := self.pause_of(client):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause)
             yield
 
-    def count(self, client: Hashable, write_seconds: float) -> None:
-        """Count a change that has ended, and how long it wrote."""
+    def pause_of(self, client: Hashable) -> float:
+        """Return for how many seconds the next change of a client has to wait."""
+        entry = self._clients.get(client)
+        if entry is None or self._stopping.is_set():
+            return 0.0
+        return entry.cost.throttle_seconds(WRITE_SHARE, _now())
+
+    def count(self, client: Hashable, write_seconds: float, lines: int) -> None:
+        """Count a change that wrote to the disk: for how long, and how many lines to the log."""
         if client is not None:
-            cost = min(max(write_seconds, CHANGE_SECONDS_MIN), CHANGE_SECONDS_MAX)
-            self._client(client).cost.record(cost, WRITE_SHARE, _now())
+            cost = max(write_seconds, CHANGE_SECONDS_MIN, lines * LINE_SECONDS)
+            self._client(client).cost.record(min(cost, CHANGE_SECONDS_MAX), WRITE_SHARE, _now())
 
     def _client(self, client: Hashable) -> _Client:
         entry = self._clients.get(client)
@@ -80,7 +85,7 @@ class ChangePauses:
         """Drop the oldest clients if they are idle."""
         for _ in range(min(SWEPT_AT_ONCE, len(self._clients))):
             client, entry = self._clients.popitem(last=False)
-            if entry.begins.locked() or not entry.cost.is_idle(WRITE_SHARE, _now()):
+            if entry.runs.locked() or not entry.cost.is_idle(WRITE_SHARE, _now()):
                 self._clients[client] = entry
 
 

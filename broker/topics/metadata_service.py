@@ -7,7 +7,8 @@ Rules
 - A change that makes or removes many folders (topic_folders.py), or the offsets of many groups,
   gives way between them to the changes of other clients.
 - The number of partitions has a limit, and clients have shares of it (partition_limits.py).
-- One change may create several topics. Their results are those of one change after the other.
+- One change may create, delete or alter several topics. Their results are those of one change
+  after the other.
 - Settings have layers (config/topics/keys.py): AlterConfigs changes the dynamic layer only. The
   settings file never deletes a topic and never removes partitions.
 """
@@ -32,6 +33,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import structlog
@@ -60,8 +62,8 @@ logger = structlog.get_logger("broker.topics")
 
 _T = TypeVar("_T")
 
-# Partitions of topics that are created or deleted together. They share the saves of the metadata,
-# which take 30 ms each among 4,000 topics.
+# Partitions of topics that are created, deleted or altered together. They share the saves of the
+# metadata, which take 30 ms each among 4,000 topics.
 PARTITIONS_PER_GROUP: Final = 50
 
 # Maps the present dynamic settings to the new ones. Raises TopicError.
@@ -116,7 +118,15 @@ class NewTopic:
     creator: Hashable = None  # for whose share it counts; None: for nobody's
 
 
-# A topic that was created or deleted, or why it was not.
+@dataclass(frozen=True, slots=True)
+class TopicAlteration:
+    """A change of the dynamic settings of a topic."""
+
+    name: str
+    change: Change
+
+
+# A topic that was created, deleted or altered, or why it was not.
 TopicResult = Topic | TopicError | StorageError
 
 
@@ -304,20 +314,20 @@ class MetadataService:
         client: Hashable = None,
     ) -> list[TopicResult]:
         """Create topics with different names, in groups; return a result for each."""
-        return await self._in_groups(self._create_group, new_topics, charge, client)
+        change = partial(self._create_group, charge=charge)
+        return await self._in_groups(change, new_topics, client)
 
     async def _in_groups(
         self,
-        change: Callable[[Sequence[_T], Charge | None], Coroutine[Any, Any, list[TopicResult]]],
+        change: Callable[[Sequence[_T]], Coroutine[Any, Any, list[TopicResult]]],
         topics: Sequence[_T],
-        charge: Charge | None,
         client: Hashable,
     ) -> list[TopicResult]:
         """Make a change that takes a few of the topics at a time, until it has taken all."""
         results: list[TopicResult] = []
         while len(results) < len(topics):
             rest = topics[len(results) : len(results) + PARTITIONS_PER_GROUP]
-            results += await self._writer.run(client, change, rest, charge)
+            results += await self._writer.run(client, change, rest)
         return results
 
     async def _create_group(
@@ -345,6 +355,7 @@ class MetadataService:
             permitted.append(new_topic)
             self._limits.add(new_topic.name, range(new_topic.partitions), new_topic.creator)
         if permitted:
+            self._writer.note_lines(len(permitted))
             results |= await self._create_permitted(permitted)
         for new_topic in permitted:
             if new_topic.name not in self._topics:  # it failed
@@ -487,7 +498,8 @@ class MetadataService:
         client: Hashable = None,
     ) -> list[TopicResult]:
         """Delete these topics, and no others of their names, in groups; return their results."""
-        return await self._in_groups(self._delete_group, topics, charge, client)
+        change = partial(self._delete_group, charge=charge)
+        return await self._in_groups(change, topics, client)
 
     async def _delete_group(
         self, topics: Sequence[Topic], charge: Charge | None
@@ -522,6 +534,7 @@ class MetadataService:
         """Save metadata without the topics, then remove them. Raises StorageError before that."""
         if not topics:
             return
+        self._writer.note_lines(len(topics))
         served = [row.partition for topic in topics for row in topic.partitions.values()]
         offline = [TopicPartition(topic.name, index) for topic in topics for index in topic.offline]
         names, turns = [topic.name for topic in topics], Turns()
@@ -564,24 +577,66 @@ class MetadataService:
         client: Hashable = None,
     ) -> None:
         """Change a topic's dynamic settings. Raises TopicError, StorageError."""
-        await self._writer.run(client, self._alter, name, change, validate_only=validate_only)
+        alteration = TopicAlteration(name, change)
+        (result,) = await self.alter_all([alteration], validate_only=validate_only, client=client)
+        if isinstance(result, Exception):
+            raise result
 
-    async def _alter(self, name: str, change: Change, *, validate_only: bool) -> None:
-        await self._folders.wait_finished([name])
+    async def alter_all(
+        self,
+        alterations: Sequence[TopicAlteration],
+        *,
+        validate_only: bool = False,
+        client: Hashable = None,
+    ) -> list[TopicResult]:
+        """Change the settings of topics with different names, in groups; return their results."""
+        change = partial(self._alter_group, validate_only=validate_only)
+        return await self._in_groups(change, alterations, client)
+
+    async def _alter_group(
+        self, alterations: Sequence[TopicAlteration], *, validate_only: bool
+    ) -> list[TopicResult]:
+        """Alter the first of the topics, as many as make a group; return their results."""
+        await self._folders.wait_finished([alteration.name for alteration in alterations])
+        topics = [self._topics.get(alteration.name) for alteration in alterations]
+        sizes = [1 if topic is None else topic.partition_count for topic in topics]
+        results: list[TopicResult] = []
+        altered: dict[str, TopicEntry] = {}
+        new_settings, turns = list[_NewSettings](), Turns()
+        for alteration in alterations[: _group_size(sizes, PARTITIONS_PER_GROUP)]:
+            await turns.take()
+            try:
+                settings, entry = self._altered(alteration)
+            except TopicError as error:
+                results.append(error)
+            else:
+                results.append(settings.topic)
+                new_settings.append(settings)
+                altered[alteration.name] = entry
+        if validate_only or not altered:
+            return results
+        self._writer.note_lines(len(altered))
+        try:
+            await self._apply(new_settings, self._manager.metadata.with_topics(altered))
+        except StorageError as error:
+            return [error if isinstance(result, Topic) else result for result in results]
+        for name, entry in altered.items():
+            logger.info("topic settings changed", topic=name, dynamic=entry.dynamic)
+        return results
+
+    def _altered(self, alteration: TopicAlteration) -> tuple[_NewSettings, TopicEntry]:
+        """Return the new settings of a topic, and its entry with them. Raises TopicError."""
+        name = alteration.name
         topic = self._topics.existing(name)
         entry = self._manager.metadata.topics[name]
-        dynamic = dict(change(entry.dynamic))
+        dynamic = dict(alteration.change(entry.dynamic))
         layers = self._settings.layers(name, dynamic, taken_over=topic.layers.taken_over)
         if dynamic.get("cleanup.policy") not in (None, entry.dynamic.get("cleanup.policy")):
             layers = replace(layers, left_by_file=False)  # somebody decides anew
-        new_settings = _NewSettings(topic, layers, resolve_layers(layers))
+        settings = _NewSettings(topic, layers, resolve_layers(layers))
         if not topic.config.has_view:
-            self._check_view(name, new_settings.config)
-        if validate_only:
-            return
-        entry = _note_retention(replace(entry, dynamic=dynamic), layers)
-        await self._apply([new_settings], self._manager.metadata.with_topic(name, entry))
-        logger.info("topic settings changed", topic=name, dynamic=dynamic)
+            self._check_view(name, settings.config)
+        return settings, _note_retention(replace(entry, dynamic=dynamic), layers)
 
     async def alter_broker(
         self, change: Change, *, validate_only: bool = False, client: Hashable = None

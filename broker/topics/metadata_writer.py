@@ -4,8 +4,8 @@ Rules
 - A change runs to its end although the client that requested it disconnects: half a change would
   block all later ones. Each change is saved in every data directory before `run` returns.
 - Clients take turns: one change of each client waits for the writer, the client's others wait
-  behind it. So a client with thousands of changes delays another by one of them. It also pauses
-  between them (change_pauses.py).
+  behind it. So a client with thousands of changes delays another by one of them. What they write is
+  counted, and the client's next request pauses (change_pauses.py).
 - A data directory whose disk hangs keeps its old copy until it answers again: a start uses the
   newest. So each save asks the disks first, if there are several, and gives up those that hang
   during the save.
@@ -37,7 +37,9 @@ class _Turn:
         self._slots = slots
         self._client = client
         self._has_slot = False
+        self.has_saved = False
         self.write_seconds = 0.0  # of the change
+        self.lines = 0  # in the log
 
     async def take(self) -> None:
         """Wait for the slot."""
@@ -72,7 +74,7 @@ class MetadataWriter:
         self._measured = measured
         self._probes: dict[str, asyncio.Future[None]] = {}  # the last one of each directory
         self._slots = FairSlots(1)
-        self._pauses = ChangePauses()
+        self.pauses = ChangePauses()
         self._turn: _Turn | None = None  # of the change that runs
         self._tasks: set[asyncio.Task[Any]] = set()  # changes that run or wait
 
@@ -95,14 +97,14 @@ class MetadataWriter:
 
         async def run_alone() -> _Result:
             turn = _Turn(self._slots, client)
-            async with self._pauses.before_change(client):
-                await self._take(turn)
+            await self._take(turn)
             try:
                 result: _Result = await self._measured(change(*args, **kwargs))
                 return result
             finally:
                 turn.end()
-                self._pauses.count(client, turn.write_seconds)
+                if turn.has_saved:
+                    self.pauses.count(client, turn.write_seconds, turn.lines)
 
         task = asyncio.create_task(run_alone())
         self._tasks.add(task)
@@ -135,7 +137,13 @@ class MetadataWriter:
             await self.run_by_directory(lambda run_each: save(run_each=run_each))
         finally:
             if turn is not None:  # else the broker starts
+                turn.has_saved = True
                 turn.write_seconds += now() - began
+
+    def note_lines(self, count: int) -> None:
+        """Count lines that a change writes to the log. Call it from within a change."""
+        if self._turn is not None:
+            self._turn.lines += count
 
     async def run_by_directory(self, change: Callable[[RunEach], _Result]) -> _Result:
         """Run `change` in a thread; it gets a function that runs a call for each data directory.
@@ -197,8 +205,8 @@ class MetadataWriter:
         await self.run(None, save)
 
     def begin_stopping(self) -> None:
-        """Let the changes that wait run without pauses."""
-        self._pauses.end()
+        """Let the requests that wait run without pauses."""
+        self.pauses.end()
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until no change is running, but no longer than `seconds`."""

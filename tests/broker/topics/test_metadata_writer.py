@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -48,7 +49,8 @@ class Changes:
 
     async def _make(self, client: Hashable) -> None:
         writer = self.disk.writer
-        await writer.run(client, lambda: writer.save(writer.metadata))
+        async with writer.pauses.turn(client) if client is not None else nullcontext():
+            await writer.run(client, lambda: writer.save(writer.metadata))
         self.ends.setdefault(client, []).append(asyncio.get_running_loop().time())
 
 
