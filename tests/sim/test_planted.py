@@ -372,7 +372,7 @@ PLANTED = [
         (COMPACT, ("segment_bytes", "1048576")),
         first=15,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=734),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=858),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=12),
     Planted(
         leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2130
@@ -425,7 +425,13 @@ PLANTED = [
         ("transaction",),
         (COMPACT, AT_ONCE, ("segment_bytes", "400"), ("min_cleanable_dirty_ratio", "0")),
     ),
-    Planted(checkpoints_do_not_wait_for_the_cleaner_state, ("checkpoint",), ("end",), (COMPACT,)),
+    Planted(
+        checkpoints_do_not_wait_for_the_cleaner_state,
+        ("checkpoint",),
+        ("end",),
+        (COMPACT,),
+        first=7,
+    ),
     Planted(
         a_clean_does_not_wait_for_the_lag,
         ("lag",),
