@@ -14,7 +14,8 @@ Rules
   batch shows whether the index would be small so far.
 - Memory: 16 bytes for each record, 32 for each block of batches, and the pending batches. All
   segments together have a limit, and those of one client (KeyMemory); the segment that exceeds it
-  is not recorded.
+  is not recorded. The memory counts until the record is discarded or freed, because partitions
+  leave in several ways: with their topic, their disk or a move of their replica.
 """
 
 from array import array
@@ -88,6 +89,9 @@ class AppendedKeys:
         self._memory = memory
         self._client = client
         self._charged_bytes = 0
+
+    def __del__(self) -> None:
+        self._memory.charge(self._client, -self._charged_bytes)
 
     def add(
         self, batch: Buffer, header: BatchHeader, first_offset: int, keys: BatchKeys | None

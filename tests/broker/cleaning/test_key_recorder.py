@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import random
 from collections.abc import Hashable
 from dataclasses import replace
@@ -151,6 +152,28 @@ async def test_the_keys_of_a_topic_use_the_share_of_the_client_that_created_it(
             header = read_header(batch)
             each.record_keys(batch, header, each.append(batch, header, 0), None)
     assert charged == {"eve", None}
+
+
+async def test_a_deleted_topic_gives_the_memory_for_its_keys_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_in_memory(MemoryEnv(seed=9), topics=TOPICS) as broker:
+        recorder = broker.key_recorder
+        monkeypatch.setattr(recorder, "_settings", lambda: SETTINGS)
+        keys = {"cleanup.policy": "compact"}
+        topic = await broker.metadata_service.create("of-eve", 1, keys, creator="eve")
+        recorder.begin(topic.partitions[0])
+        await recorder.stop()  # the kernels are loaded
+        recorder.begin(topic.partitions[0])
+        batch = memoryview(build_batch([Record(0, 0, b"k", VALUE)]))
+        header = read_header(batch)
+        info = topic.partitions[0].append(batch, header, 0)
+        topic.partitions[0].record_keys(batch, header, info, None)
+        assert recorder.memory_bytes > 0
+        await broker.metadata_service.delete(topic.name)
+        gc.collect()
+        assert recorder.memory_bytes == 0
+        assert not recorder._memory._used_by
 
 
 async def test_kernels_that_cannot_be_loaded_disturb_no_append(
