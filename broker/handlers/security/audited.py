@@ -229,7 +229,7 @@ def _reset_offsets(request: Any, response: Any) -> Iterator[Change | None]:
             code, room = result.error_code, PARTITIONS_MAX - partitions[result.error_code]
             if room > 0:
                 first = dict(islice(result.values.items(), room))
-                offsets.setdefault(code, {})[result.topic] = first
+                offsets.setdefault(code, {})[shorten(result.topic)] = first
             partitions[code] += result.partitions
     for code, count in partitions.items():
         yield Change(request.group_id, code, {"offsets": offsets[code], "partitions": count})

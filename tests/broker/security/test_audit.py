@@ -17,7 +17,7 @@ from broker.http.api.compaction.leases import TRANSFERS
 from broker.http.api.kafka.records import RECORDS
 from broker.logging import LINES_PER_BURST, configure
 from broker.security.acls import Operation, Permission, ResourceType
-from broker.security.audit import HIDDEN
+from broker.security.audit import HIDDEN, TEXT_CHARACTERS_MAX
 from cleaner.remote_compaction import COMPACTIONS_PATH
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -346,6 +346,17 @@ async def test_a_reset_names_a_hundred_partitions_of_all_topics_together() -> No
     (failed,) = events(lines, "administrative change failed")
     assert sum(map(len, failed["offsets"].values())) == PARTITIONS_MAX
     assert failed["partitions"] == 300
+
+
+async def test_a_reset_shortens_the_names_of_topics() -> None:
+    async with http_broker(16) as broker:
+        root = PrincipalClient(broker, "root")
+        await coordinated(root)
+        await leave(root, member_id=await joined(root, "first"))
+        with capture_logs() as lines:
+            await commit(root, "g", 4, topics=["t" * 30_000])
+    (failed,) = events(lines, "administrative change failed")
+    assert failed["offsets"] == {"t" * TEXT_CHARACTERS_MAX: {0: 4}}
 
 
 async def test_a_client_that_resets_offsets_all_the_time_writes_few_lines() -> None:
