@@ -435,7 +435,8 @@ async def test_clients_with_many_requests_delay_one_with_few_by_the_time_of_a_ro
             assert slow.turn - began < 10  # rounds that the transports need, and no queue of 60
         slow_rounds = slow.requests_by_turn.values()
         assert sum(slow_rounds) > 500
-        assert max(slow_rounds) <= ROUND_SECONDS * 1000 + 3  # the last turn, and the client
+        # The other half is for single requests: of the client, and of who receives the next ones.
+        assert max(slow_rounds) <= 2 * ROUND_SECONDS * 1000
         for streams in busy:
             await read_answers(streams, 50)
 
