@@ -19,6 +19,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from broker.counters import UNSUPPORTED, RequestStats
+from broker.event_loop.client_presence import ClientLeftError
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import (
     MeasuredTurns,
@@ -226,12 +227,16 @@ class Dispatcher:
         self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
     ) -> Response:
         """Answer a request when it is the client's turn to change the metadata."""
-        async with self._services.metadata_writer.pauses.turn(context.client):
-            if len(frame) > WHOLE_BYTES_MAX:
-                return await self._handle_large(handler, context, header, frame)
-            answer = handler(context, header, decode_body(header, frame))
-            body = answer if isinstance(answer, Message) else await answer
-            return await self._encode(context, header, body)
+        turn = self._services.metadata_writer.pauses.turn(context.client, context.has_left)
+        try:
+            async with turn:
+                if len(frame) > WHOLE_BYTES_MAX:
+                    return await self._handle_large(handler, context, header, frame)
+                answer = handler(context, header, decode_body(header, frame))
+                body = answer if isinstance(answer, Message) else await answer
+                return await self._encode(context, header, body)
+        except ClientLeftError as error:
+            raise CloseConnectionError(str(error)) from error
 
     async def _handle_large(
         self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview

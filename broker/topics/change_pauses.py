@@ -7,15 +7,18 @@ Rules
   neither a slot for large requests nor the writer of the metadata.
 - The requests for changes of one client run one after the other. So a client with many connections
   is never ahead by more than one request.
+- A request that had to wait is dropped if its connection was closed meanwhile: nobody expects the
+  change any more, and its client may have sent it again.
 - The broker's own changes (client None) never wait here, and none does while the broker stops.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
+from broker.event_loop.client_presence import WAIT_SECONDS, ClientLeftError
 from broker.quotas.rates import TokenBucket
 
 WRITE_SHARE: Final = 0.1  # of the time, in which one client's changes may write
@@ -49,16 +52,23 @@ class ChangePauses:
         self._stopping.set()
 
     @asynccontextmanager
-    async def turn(self, client: Hashable) -> AsyncIterator[None]:
+    async def turn(self, client: Hashable, has_left: Callable[[], bool]) -> AsyncIterator[None]:
         """Wait for the client's earlier requests, and pause if it has to; the block is a request.
 
-        The changes that it makes are counted while it runs.
+        The changes that it makes are counted while it runs. `has_left` returns whether the client
+        has closed the connection. Raises ClientLeftError if it does so before its turn.
         """
         entry = self._client(client)
+        has_waited = entry.runs.locked()
         async with entry.runs:
-            if pause := self.pause_of(client):
+            ends_at = _now() + self.pause_of(client)
+            while (seconds := ends_at - _now()) > 0 and not self._stopping.is_set():
+                has_waited = True
+                _check_presence(has_left)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), pause)
+                    await asyncio.wait_for(self._stopping.wait(), min(seconds, WAIT_SECONDS))
+            if has_waited:
+                _check_presence(has_left)
             yield
 
     def pause_of(self, client: Hashable) -> float:
@@ -87,6 +97,11 @@ class ChangePauses:
             client, entry = self._clients.popitem(last=False)
             if entry.runs.locked() or not entry.cost.is_idle(WRITE_SHARE, _now()):
                 self._clients[client] = entry
+
+
+def _check_presence(has_left: Callable[[], bool]) -> None:
+    if has_left():
+        raise ClientLeftError("the client has closed the connection")
 
 
 def _now() -> float:

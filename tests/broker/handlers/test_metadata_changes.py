@@ -11,6 +11,7 @@ import pytest
 from broker.app import Broker
 from broker.handlers.dispatch import METADATA_CHANGES, TOPIC_CHANGES
 from broker.handlers.routes import make_dispatcher
+from broker.network.connection import CloseConnectionError
 from broker.security.principal import Principal, client_of
 from broker.topics.change_pauses import BURST_SECONDS, CHANGE_SECONDS_MAX
 from broker.topics.metadata_service import PARTITIONS_PER_GROUP
@@ -33,7 +34,9 @@ class Client:
     """A connection of a user; all share one dispatcher, as in a broker."""
 
     def __init__(self, broker: Broker, dispatcher: Any, user: str) -> None:
+        self.has_left = False
         self._context = make_context(broker, Principal(user))
+        self._context.has_left = lambda: self.has_left
         self._dispatcher = dispatcher
 
     async def ask(self, key: ApiKey, version: int, body: m.Message) -> Any:
@@ -91,6 +94,20 @@ async def test_who_pauses_holds_nothing_that_others_need(names: list[str]) -> No
             broker.metadata_writer.begin_stopping()
             for codes in await asyncio.gather(*pausing):
                 assert codes[0] == ErrorCode.NONE
+
+
+async def test_a_request_whose_client_has_left_while_it_waited_changes_nothing() -> None:
+    async with broker_in_memory(MemoryEnv(seed=1), topics={"t": {}}) as broker:
+        eve = Client(broker, make_dispatcher(broker._services), "eve")
+        use_up_burst(broker, "eve")
+        saves = count_saves(broker)
+        pausing = [asyncio.create_task(eve.alter(["t"])) for _ in range(3)]
+        await asyncio.sleep(0)
+        eve.has_left = True
+        broker.metadata_writer.begin_stopping()
+        for result in await asyncio.gather(*pausing, return_exceptions=True):
+            assert isinstance(result, CloseConnectionError)
+        assert saves == []
 
 
 async def test_over_http_a_change_is_refused_while_its_user_would_pause() -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Hashable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from broker.event_loop.client_presence import WAIT_SECONDS, ClientLeftError
 from broker.topics.change_pauses import (
     BURST_SECONDS,
     CHANGE_SECONDS_MAX,
@@ -27,6 +27,7 @@ class Changes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, write_seconds: float = 0.0) -> None:
         self.disk = TopicsOnDisk(MemoryEnv(seed=1))
         self.ends: dict[Hashable, list[float]] = {}
+        self.left = set[Hashable]()  # clients that have closed their connections
         save = self.disk.manager.save_metadata
 
         def slow_save(*args: Any, **kwargs: Any) -> None:
@@ -49,8 +50,11 @@ class Changes:
 
     async def _make(self, client: Hashable) -> None:
         writer = self.disk.writer
-        async with writer.pauses.turn(client) if client is not None else nullcontext():
-            await writer.run(client, lambda: writer.save(writer.metadata))
+        if client is None:
+            await writer.run(None, lambda: writer.save(writer.metadata))
+        else:
+            async with writer.pauses.turn(client, lambda: client in self.left):
+                await writer.run(client, lambda: writer.save(writer.metadata))
         self.ends.setdefault(client, []).append(asyncio.get_running_loop().time())
 
 
@@ -138,5 +142,26 @@ def test_nobody_pauses_while_the_broker_stops(monkeypatch: pytest.MonkeyPatch) -
         began = asyncio.get_running_loop().time()
         await flood
         assert asyncio.get_running_loop().time() == began
+
+    run_virtually(main())
+
+
+def test_a_change_whose_client_leaves_while_it_waits_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client would send it again, and so pause for a change that nobody expects."""
+
+    async def main() -> None:
+        changes = await Changes(monkeypatch).open()
+        for _ in range(3):
+            await changes.make("eve", BURST // 2)
+        flood = [asyncio.ensure_future(changes.make("eve")) for _ in range(100)]
+        await asyncio.sleep(SHORTEST_PAUSE / 2)
+        made, began = len(changes.ends["eve"]), asyncio.get_running_loop().time()
+        changes.left.add("eve")
+        results = await asyncio.gather(*flood, return_exceptions=True)
+        assert {type(result) for result in results} == {ClientLeftError}
+        assert len(changes.ends["eve"]) == made
+        assert asyncio.get_running_loop().time() - began <= WAIT_SECONDS
 
     run_virtually(main())
