@@ -82,7 +82,7 @@ from config.settings import Settings
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError, StorageError
+from storage.errors import LogDirectoryError, StorageError
 from storage.kernels import warm_up
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -479,10 +479,11 @@ class Broker:
         self._build_coordinators()
         self.pool.configure(self.effective_settings.cleaner())
         await self.metadata_service.finish_interrupted()
-        try:
-            await self.metadata_service.apply_yaml()
-        except NoRoomError as error:  # the topics that exist can be read
-            logger.error("topics of the settings file not created", reason=str(error))
+        failure = await self._apply_yaml()
+        if failure is not None:
+            logger.error("topics of the settings file not created", reason=failure)
+            if self.reloader is not None:
+                self.reloader.note_start(failure)
         await self.pool.load()
         await self.views.open_all(self.topics)  # before clients read them
         await self.leases.start()  # before clients append
@@ -647,6 +648,14 @@ class Broker:
         self.listener.tls = secrets.tls
         self.http.reload(token=secrets.token, tls=secrets.tls)
         await self.authentication.load(settings.sasl, secrets.sasl)
+        return await self._apply_yaml()
+
+    async def _apply_yaml(self) -> str | None:
+        """Create what the settings file names; return why a topic was not created.
+
+        The other topics are served: dynamic settings may contradict the file, and a broker that
+        does not start cannot be reconfigured.
+        """
         try:
             await self.metadata_service.apply_yaml()
         except (TopicError, StorageError) as error:

@@ -54,7 +54,10 @@ Apply = Callable[[Settings, Secrets], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class LastReload:
-    """The result of the last reload; the keys are those of the settings file."""
+    """The result of the last reload; the keys are those of the settings file.
+
+    A start that could not create all topics of the file counts as one.
+    """
 
     at_ms: int  # wall time
     failure: str | None  # the first error; None if the reload succeeded
@@ -68,7 +71,7 @@ class LastReload:
         if self.failure is None:
             return None
         if self.is_in_effect:
-            return f"settings reloaded, but not all topics created: {self.failure}"
+            return f"settings in effect, but not all topics created: {self.failure}"
         return f"settings not reloaded, the old ones stay in effect: {self.failure}"
 
 
@@ -141,6 +144,10 @@ class Reloader:
     def problem(self) -> str | None:
         """Return what the failure of the last reload means; None if it succeeded."""
         return None if self.last is None else self.last.problem
+
+    def note_start(self, failure: str) -> None:
+        """Note why the start did not create a topic of the file."""
+        self.last = LastReload(self._wall_ms(), failure, is_in_effect=True)
 
     def request(self) -> None:
         """Start a reload, or one more after the present one."""

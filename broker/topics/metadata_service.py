@@ -204,9 +204,12 @@ class MetadataService:
                 await self._writer.save(metadata.without_topics(names))
 
     async def apply_yaml(self) -> None:
-        """Create the topics that the settings file names, and add the partitions it adds."""
+        """Create the topics that the settings file names, and add the partitions it adds.
+
+        Raises the first TopicError or StorageError when all other topics are done.
+        """
         await self._writer.run(None, self._note_file_retention)
-        new_topics = []
+        new_topics, errors = list[NewTopic](), list[Exception]()
         for name in self._settings.file.topics:
             requested = self._settings.file.partitions(name)
             topic = self._topics.get(name)
@@ -220,7 +223,10 @@ class MetadataService:
                     partitions=topic.partition_count,
                     configured=requested,
                 )
-                await self.add_partitions(name, requested)
+                try:
+                    await self.add_partitions(name, requested)
+                except (TopicError, StorageError) as error:
+                    errors.append(error)
             elif topic.partition_count > requested:
                 logger.warning(
                     "partitions not removed",
@@ -229,9 +235,10 @@ class MetadataService:
                     partitions=topic.partition_count,
                     configured=requested,
                 )
-        for result in await self.create_all(new_topics):
-            if isinstance(result, Exception):
-                raise result
+        results = await self.create_all(new_topics)
+        errors += [result for result in results if isinstance(result, Exception)]
+        if errors:
+            raise errors[0]
 
     async def _note_file_retention(self) -> None:
         """Save what the settings file says of deletion, for a start without it."""

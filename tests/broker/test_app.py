@@ -75,16 +75,6 @@ async def test_a_start_without_a_free_port_leaves_the_data_as_an_orderly_stop(
         assert broker.topics.get("orders") is not None
 
 
-async def test_a_topic_of_the_file_that_cannot_be_made_ends_the_start(env: MemoryEnv) -> None:
-    limits = {"partitions": 2}
-    async with broker_in_memory(env, limits=limits) as broker:
-        await broker.metadata_service.create("large", 2, {})
-    settings = broker_settings(topics={"orders": {}}, limits=limits)
-    with pytest.raises(TopicError, match="partitions"):
-        await Broker(settings, env).start()
-    assert env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
-
-
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 660_000, 2 * 86_400_000])
 async def test_a_clock_that_was_set_is_distrusted_until_it_has_held(
     env: MemoryEnv, jump_ms: int

@@ -7,6 +7,7 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
+from broker.app import Broker
 from broker.lifecycle import reload, systemd
 from broker.lifecycle.reload import Reloader, Secrets
 from broker.metrics.lifecycle_metrics import settings_families
@@ -16,7 +17,7 @@ from config.settings import Settings
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
 from storage.errors import NoRoomError
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -139,7 +140,7 @@ async def test_the_outcome_of_the_last_reload_is_kept_and_sent_to_systemd(
     assert (failure, value) == ("orders: it\ncannot shrink", 1)
     assert state == f"READY=1\nSTATUS={kept} shrink"
     daemon.failure, daemon.not_created = None, "no room"
-    used = "serving clients; settings reloaded, but not all topics created: no room"
+    used = "serving clients; settings in effect, but not all topics created: no room"
     assert await outcome() == ("no room", 1, f"READY=1\nSTATUS={used}")
     daemon.not_created = None
     assert await outcome() == (None, 0, "READY=1\nSTATUS=serving clients; settings reloaded")
@@ -157,3 +158,26 @@ async def test_a_topic_that_finds_no_room_keeps_no_new_secret_out(
         assert reason is not None
         assert "no space left" in reason
         assert broker.http.server.authentication.tokens[0] == b"new"
+
+
+async def test_a_topic_of_the_file_that_cannot_be_created_stops_no_start_and_no_other_topic() -> (
+    None
+):
+    env, limits = MemoryEnv(seed=2), {"partitions": 5}
+    async with broker_in_memory(env, limits=limits) as broker:
+        await broker.metadata_service.create("used", 2, {})
+    topics = {"large": {"partitions": 4}, "small": {"partitions": 1}}
+    settings = broker_settings(limits=limits, topics=topics)
+    broker = Broker(settings, env, load=lambda: settings)
+    await broker.start()
+    try:
+        assert broker.topics.get("used") is not None
+        assert broker.topics.get("large") is None
+        assert broker.topics.get("small") is not None
+        assert broker.reloader is not None
+        problem = broker.reloader.problem or ""
+        assert problem.startswith("settings in effect, but not all topics created: ")
+        assert "limits.partitions allows 5" in problem
+        assert not await broker.reloader.reload()  # as before: the file asks for too much
+    finally:
+        await broker.stop()
