@@ -42,10 +42,11 @@ WARM_CHUNK_BYTES = 1 << 20  # read at a time to bring a range into the page cach
 
 
 class FileStamp(NamedTuple):
-    """Attributes of a file that differ after every change, whichever program made it.
+    """Attributes of a file or folder that differ after every change, whichever program made it.
 
     The system sets the time of the last change (`st_ctime`); no program can choose it. Changes of
-    the name, the owner or the mode count as well.
+    the name, the owner or the mode count as well. Changes in the same few milliseconds may have the
+    same time.
     """
 
     inode: int
@@ -140,6 +141,9 @@ class Env(Protocol):
 
     def mtime_ms(self, path: str) -> int:
         """Return the time of the last modification (wall time)."""
+
+    def stamp(self, path: str) -> FileStamp:
+        """Return the stamp of a file, or of a folder, which changes with the names in it."""
 
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
         """Set the time of the last modification. `File.sync` does not make it durable."""
@@ -580,6 +584,11 @@ class RealEnv:
     def mtime_ms(self, path: str) -> int:
         """See Env."""
         return os.stat(path).st_mtime_ns // 1_000_000
+
+    def stamp(self, path: str) -> FileStamp:
+        """See Env."""
+        status = os.stat(path)
+        return FileStamp(status.st_ino, status.st_ctime_ns)
 
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
         """See Env."""

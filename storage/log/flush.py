@@ -183,6 +183,10 @@ class LogFlusher:
         """Record that names in the folder changed."""
         self._names += 1
 
+    def note_durable(self) -> None:
+        """Record that all names in the folder are durable."""
+        self._names_synced, self._removals_synced = self._names, self._removals
+
     def add(self, segment: Segment) -> None:
         """Record a new active segment."""
         self._names += 1

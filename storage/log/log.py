@@ -43,6 +43,7 @@ from storage.format.batch import (
 )
 from storage.log.deletion import ScheduledDeletions
 from storage.log.flush import LogFlusher
+from storage.log.folder_stamp import folder_stamp
 from storage.log.log_damage import LogDamage
 from storage.log.log_epochs import LogEpochs
 from storage.log.log_producers import LogProducers
@@ -92,6 +93,7 @@ class Log:
         )
         self.swap = LogSwap(state, self.flusher)
         self.damage = LogDamage(state)
+        self._durable: tuple[int, bytes] | None = None  # its end and its folder at `note_durable`
         self._stamps_time = False
         self._is_acked_by_flush = False
         self._apply_config(config)
@@ -509,8 +511,34 @@ class Log:
         """Return whether it was closed or deleted, or is being closed."""
         return self._state.is_closed
 
+    def note_durable(self) -> None:
+        """Record that everything in its folder is durable, and is what a clean stop leaves there.
+
+        Raises OSError.
+        """
+        self.flusher.note_durable()
+        self._durable = self._present()
+
+    def _present(self) -> tuple[int, bytes]:
+        state = self._state
+        return state.log_end_offset, folder_stamp(state.env, state.directory)
+
+    def _is_as_noted(self) -> bool:
+        """Return whether nothing was changed since `note_durable`. Raises OSError."""
+        flusher = self.flusher
+        return (
+            self._durable is not None
+            and flusher.is_flushed
+            and not flusher.has_unsynced_removals
+            and not self.epochs.is_stale
+            and self._present() == self._durable
+        )
+
     def close(self) -> None:
-        """Flush everything and close the files, as at a clean stop."""
+        """Flush everything and close the files, as at a clean stop.
+
+        A log without a change since its folder was durable has nothing to write and to sync.
+        """
         state = self._state
         if state.is_closed:
             return
@@ -518,6 +546,8 @@ class Log:
             state.refuse()
         state.is_closed = True
         try:
+            if self._is_as_noted():
+                return
             state.segments.active.seal()
             write_snapshot(state.env, state.directory, state.log_end_offset, state.producers.states)
         except OSError as error:

@@ -32,6 +32,11 @@ class LogEpochs:
         self.is_entered = False  # the current epoch is recorded
         self._is_stale = is_stale  # the file has removed epochs, or lacks some
 
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the file differs from what is known."""
+        return self._is_stale
+
     def enter(self, write: WriteFile = write_file_atomically) -> None:
         """Record durably where the current leader epoch begins.
 

@@ -38,6 +38,7 @@ from storage.errors import (
 )
 from storage.format import filenames
 from storage.format.checkpoints import TOPIC_ID_BYTES, encode_partition_metadata
+from storage.log.folder_stamp import folder_stamp
 from storage.log.log import Log
 from storage.log.log_state import LogContext, index_limits
 from storage.manager.deleted_folders import DeletedFolders
@@ -346,6 +347,9 @@ class LogOpener:
         if entry.created_by == TAKEN_OVER:
             is_first_start = partition in checkpoints.taken_over
             old_segments = OldSegments.ANY if is_first_start else OldSegments.FIRST
+        # Kafka syncs less at its stop.
+        was_durable = log_directory.was_clean and not log_directory.was_closed_by_kafka
+        found = folder_stamp(self._env, path) if was_durable else None
         config = self._config_of(partition.topic)
         remaining_segments = self._progress.remaining_segments
         loaded = load_log(
@@ -364,6 +368,8 @@ class LogOpener:
         self._damage.restore(log_directory, log)
         if log.high_watermark < log.log_end_offset:
             log.flush()  # no record that a power failure could lose may be visible
+        if found is not None and folder_stamp(self._env, path) == found:
+            log.note_durable()
         return log, loaded
 
     def _discard_copies(self) -> None:

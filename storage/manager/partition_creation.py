@@ -89,6 +89,9 @@ def make_partitions(
         env.sync_all(
             [f"{path}/{name}" for path in paths for name in written], [*paths, log_directory.path]
         )
+        for log, is_new in zip(logs, are_new, strict=True):
+            if is_new:  # its other files are empty
+                log.note_durable()
     except (OSError, StorageError):
         remove_partitions(env, log_directory.path, new_paths)
         raise

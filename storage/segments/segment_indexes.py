@@ -231,8 +231,10 @@ class SegmentIndexes:
         """Truncate the files to the entries in memory."""
         if self._is_written:
             index_file, time_file = self.files()
-            index_file.truncate(self.offsets.size_bytes)
-            time_file.truncate(self.times.size_bytes)
+            sizes = self.offsets.size_bytes, self.times.size_bytes
+            for file, size_bytes in zip((index_file, time_file), sizes, strict=True):
+                if file.size() != size_bytes:  # truncating it all the same would change its stamp
+                    file.truncate(size_bytes)
         self._see_if_full()
 
     def write(self) -> None:

@@ -110,6 +110,8 @@ class _Folder:
         self.names: dict[str, _Inode | _Folder] = {}
         self.durable: dict[str, _Inode | _Folder] = {}
         self.unsynced: list[_Change] = []
+        self.number = next(_STAMPS)
+        self.changed = next(_STAMPS)
 
     def sync(self) -> None:
         changes, self.unsynced = self.unsynced, []
@@ -126,6 +128,7 @@ class _Change:
             _set_name(folder.names, name, node)
         for folder in {id(part[0]): part[0] for part in parts}.values():
             folder.unsynced.append(self)
+            folder.changed = next(_STAMPS)
 
     def make_durable(self) -> None:
         for folder, name, node in self.parts:
@@ -436,6 +439,13 @@ class MemoryEnv:
     def mtime_ms(self, path: str) -> int:
         self._read("size", path)
         return self._inode(path).mtime_ms
+
+    def stamp(self, path: str) -> FileStamp:
+        self._read("stamp", path)
+        node = self._find(path)
+        if node is None:
+            raise _os_error(errno.ENOENT, path)
+        return FileStamp(node.number, node.changed)
 
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
         inode = self._inode(path)
