@@ -24,7 +24,7 @@ JOBS: Final[Mapping[str, str]] = {  # command -> short help
     "compact": "Compact a topic outside the broker, in local processes or on Spark.",
     "erase": "Erase keys from a topic and write a receipt.",
     "latest": "Write the current state of a topic as a table, once or continuously.",
-    "snapshot": "Write a topic as a table, as of offsets or a time, or with all records.",
+    "snapshot": "Write a topic as a table, as it was at offsets or at a time.",
     "survey": "Count live and superseded records and recommend topic settings.",
     "verify": "Check that a view, compacted topic or table has the latest records.",
 }

@@ -71,7 +71,7 @@ def erase(
     The broker searches the files of all partitions, writes a tombstone where it finds a value, and
     rewrites the segments that have one. Then it searches every file again, including compacted
     views, leased and replaced segments. If it finds no value, it writes a receipt, which --status
-    shows. The audit log has the request and its end.
+    shows. The audit log has the request and how it ended.
 
     With --wait, the exit code is 1 if there is no receipt in time; the erasure goes on.
     """

@@ -32,12 +32,12 @@ def view() -> None:
     """
 
 
-@view.command(short_help="Show every view, or those of a topic.")
+@view.command(short_help="Show the views of all topics, or of one.")
 @click.argument("topic", required=False)
 @api_command
 @watched
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
-    """Show every view, or those of a topic: horizon, lag in offsets, bytes to compact, size.
+    """Show the views of all topics, or of one: horizon, lag in offsets, bytes to compact, size.
 
     Consumers of a view read compacted records below its view horizon, and the log from there on.
     """

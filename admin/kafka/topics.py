@@ -153,7 +153,7 @@ def _policy_text(row: Json) -> str:
 @with_command_config
 @watched
 def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
-    """Show the partitions of TOPIC, and its settings that are set on it or on the broker."""
+    """Show the partitions of TOPIC, and the settings that are set on it or on the broker."""
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
         AdminClient,
@@ -322,8 +322,8 @@ def alter_topic(
     varve topics alter customers --set min.cleanable.dirty.ratio=0.2 --unset segment.ms
 
     These settings take precedence over those of the topic in the broker's settings file; --unset
-    removes them again. Records stay in their partitions when partitions are added: producers may
-    write the next record of a key to another one. If a change makes the topic compacted, the
+    removes them again. When partitions are added, records stay where they are, and producers may
+    write the next record of a key to another partition. If a change makes the topic compacted, the
     command says how many records without a key a clean will remove.
     """
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__

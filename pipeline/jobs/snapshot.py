@@ -1,7 +1,7 @@
-"""`varve pipeline snapshot`: write a topic as a table, as of offsets or a time, or all records.
+"""`varve pipeline snapshot`: write an earlier state of a topic, or all its records, as a table.
 
 Rules
-- The state as of offsets is the last committed record of each key below them, per partition. A
+- The state at offsets is the last committed record of each key below them, per partition. A
   transaction counts by its final outcome, even if it ended at a later offset.
 - If compaction has merged the requested state into a later one, the job fails, or with `--nearest`
   takes the earliest state that is left. A table never claims to be a state that it is not.
@@ -78,7 +78,7 @@ def snapshot(
     reporter: ProgressReporter,
     **options: Any,
 ) -> SnapshotResult:
-    """Publish a topic as of offsets or a time. `options` are those of `open_topic`.
+    """Publish the state of a topic at offsets or at a time. `options` are those of `open_topic`.
 
     Raises JobError and what `make_table` raises.
     """
@@ -135,7 +135,7 @@ def _parse_as_of(
     return AsOf(result, time_ms, nearest, every_record)
 
 
-@click.command("snapshot", short_help="Write a topic as a table, as of offsets or a time.")
+@click.command("snapshot", short_help="Write an earlier state of a topic as a table.")
 @exit_on_error
 @cluster_errors
 @click.argument("topic")
@@ -184,7 +184,7 @@ def command(
     client: ApiClient,
     as_json: bool,
 ) -> None:
-    """Write TOPIC as a table as of offsets or a time: each key's last record, or all records."""
+    """Write an earlier state of TOPIC as a table: each key's last record, or all records."""
     broker = Clients(client, cluster)
     as_of = _parse_as_of(
         broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
