@@ -411,9 +411,9 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
         "Its cleanup.policy is unknown: Varve took its directory over from Kafka, or the settings "
-        "file no longer names its topic. Set `cleanup.policy` (or `retention.ms`, if the file had "
-        "only that) in the settings file or with an admin client. Until then, the broker neither "
-        "cleans nor expires it."
+        "file no longer names its topic. Set `cleanup.policy` in the settings file or with an "
+        "admin client; if the file set only `retention.ms`, set that instead. Until then, the "
+        "broker neither cleans nor expires it."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,
