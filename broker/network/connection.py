@@ -11,10 +11,14 @@ A connection that has more requests after its turn queues for another turn. A ro
 time for a few turns. When this time is used up, a connection that receives requests may handle one
 of them, and queues for the others. All these single requests have as much time again; beyond that,
 they queue, too, but not behind the connections with many. So clients that send many requests delay
-one that sends few by the time of a round, however many connections they have. Strangers queue for
-each request, and in each round all of them together have the time of one turn. A request that has
-to wait continues in a task. In each round, the turns of tasks have as much time as those of
-connections, and when it is used up, they queue as well (MeasuredTurns).
+one that sends few by the time of a round, however many connections they have.
+
+A stranger is a connection without a complete request, or without authentication if the listener
+requires it. Strangers queue for each request, and in each round all of them together have the time
+of one turn.
+
+A request that has to wait continues in a task. In each round, the turns of tasks have as much time
+as those of connections, and when it is used up, they queue as well (MeasuredTurns).
 """
 
 import asyncio
