@@ -8,10 +8,11 @@ Rules
   moved it: the move is accepted.
 - If several directories have an unknown partition with records, one of them is an older copy. Kafka
   does not start then, and here the partition is offline until one folder is left.
-- Of two folders of one partition the second is removed if it is empty: a creation left it that was
-  given up because the disk hung. Otherwise it is refused and not touched, unless the metadata says
-  that the replica moves: then the folder in the target directory is the replica, and the one in the
-  source directory is removed. While the target is offline, it is unknown which one is.
+- If a partition has two folders, the second one is removed if it is empty: a creation that was
+  given up because the disk hung has left it. A second folder with records is refused and not
+  touched, unless the metadata says that the replica moves. Then the folder in the target directory
+  is the replica, and the one in the source directory is removed. While the target is offline, it is
+  unknown which folder is the replica.
 - An unknown folder is taken over, with the topic id in it. If the folders of a topic have several
   ids, the one that Kafka's metadata names counts, otherwise the first. Further partitions of its
   topic, which Kafka's metadata names or which are missing in the sequence of the numbers, are
@@ -21,6 +22,8 @@ Rules
   touched, and no other folder replaces it.
 - A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
   known topic, which an interrupted creation leaves.
+
+storage/manager/partition_creation.py chooses the directories of new partitions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

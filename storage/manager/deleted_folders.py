@@ -1,10 +1,11 @@
 """Folders of deleted partitions, replaced replicas and abandoned copies, until they are removed.
 
 A deletion renames a folder at once; `purge` removes it after the broker's delay. When a directory
-has no folder of a deleted topic any more, that is confirmed, and the metadata forgets the topic's
-id (storage/directory/cluster_metadata.py). A start would take over a folder that is still in place,
-because its topic is being deleted in turns, was offline, or could not be renamed. A stop confirms
-the renamed folders: Kafka, which does not know of the deletion, may make new ones of the same id.
+has no folder of a deleted topic any more, this module confirms it, and the metadata forgets the
+topic's id (storage/directory/cluster_metadata.py). A start would take over a folder that is still
+in place, because its topic is being deleted in turns, was offline, or could not be renamed. A stop
+confirms the renamed folders: Kafka, which does not know of the deletion, may make new ones of the
+same id.
 """
 
 from collections import Counter, defaultdict

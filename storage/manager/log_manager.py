@@ -50,7 +50,11 @@ from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import OffsetCheckpoints
 from storage.manager.open_report import OpenReport
 from storage.manager.opening import LogOpener, OpeningProgress, skip_known_producers
-from storage.manager.partition_creation import make_partitions, remove_partitions, shares_of
+from storage.manager.partition_creation import (
+    choose_directories,
+    make_partitions,
+    remove_partitions,
+)
 from storage.manager.partition_table import PartitionTable
 from storage.manager.replica_copy import ReplicaCopy
 from storage.model import TopicPartition
@@ -214,7 +218,7 @@ class LogManager:
                 first = self.table.directories[0]
                 reason = first.offline_reason or "no data directory has room and answers"
                 raise failure or LogDirectoryError(first.path, reason)
-            shares = shares_of(remaining, online, self.table.counts())
+            shares = choose_directories(remaining, online, self.table.counts())
             results = self._changes.run(
                 {
                     log_directory.path: partial(

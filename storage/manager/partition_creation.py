@@ -29,7 +29,7 @@ from storage.model import TopicPartition
 from storage.recovery.load_log import begin_log, load_log
 
 
-def shares_of(
+def choose_directories(
     partitions: Sequence[TopicPartition],
     directories: Sequence[LogDirectory],
     present: dict[str, int],
