@@ -5,13 +5,13 @@ record of a compacted topic anyway, so it can record their fingerprints, and the
 read the segment for them.
 
 Rules
-- Only topics with the strategy `generational` that are not offloaded are recorded, from the first
-  segment on that is empty when the kernels are loaded. They are loaded in a thread when the first
-  such topic appears. The record of a segment ends when its records turn out to be small
-  (appended_keys.py).
+- The broker records keys only of topics with the strategy `generational` that are not offloaded,
+  from the first segment on that is empty when the kernels are loaded. A thread loads the kernels
+  when the first such topic appears. The record of a segment ends when its records turn out to be
+  small (appended_keys.py).
 - The memory for keys is shared among the clients that created the partitions (key_memory.py).
-- An index is written in a thread when its segment is closed; the cleaner is woken after that. A
-  write that fails costs a reading of the segment, no more.
+- An index is written in a thread when its segment is closed; the cleaner is woken after that. If
+  the write fails, a worker has to read the segment; nothing else is lost.
 """
 
 import asyncio

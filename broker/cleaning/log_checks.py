@@ -2,7 +2,7 @@
 
 Rules
 - One check runs at a time, in a worker process of its own that shares the cleaner's budgets. Others
-  wait, and clients take turns. What one client learns names no partition of another.
+  wait, and clients take turns. No answer to a client names the partition of another client.
 - The cleaner does not clean the partition meanwhile. Retention may remove segments.
 - The results of the last checks are kept in memory only. If nothing differs, the digests are stored
   with the state of the cleaner, for the next check.

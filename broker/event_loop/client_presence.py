@@ -1,7 +1,8 @@
 """Ends long work for a client that has closed its connection.
 
 While a request is handled, nothing is read from its connection, so the transport does not notice
-that the client closes it. Work that a client can make long looks itself from time to time.
+that the client closes it. So work that a client can make long checks from time to time whether the
+connection is closed.
 """
 
 import asyncio

@@ -2,10 +2,10 @@
 
 Rules. A request of 60 KB can become 60 MB, so decompression has threads of its own: no other work
 waits for it. Clients share them (fair_slots.py). A thread stays occupied until its work is done,
-even if the client has closed its connection. A topic may permit batches of a gigabyte: of batches
-that may unpack to more than LARGE_BYTES, one is unpacked at a time, so that the memory of all
-threads is that of one of them and of LARGE_BYTES in each other thread. A window of zstd adds up to
-8 MiB in each thread, and one of them at a time may have up to 128 MiB (compression.py).
+even if the client has closed its connection. A topic may permit batches of a gigabyte: so only one
+batch that may unpack to more than LARGE_BYTES is unpacked at a time. All threads together take the
+memory of this batch, and LARGE_BYTES in each other thread. A window of zstd adds up to 8 MiB in
+each thread, and one of them at a time may have up to 128 MiB (compression.py).
 """
 
 import asyncio

@@ -4,10 +4,10 @@ Produce and Fetch decode and encode their own messages (handlers/produce.py, han
 tables do it for all other APIs. A handler is a function of (context, header, body) that returns the
 response body, or an awaitable of it. If a request or response may have many rows, the handler is a
 coroutine that takes turns on the loop (broker/event_loop/loop_turns.py); decoding and encoding take
-turns too. Of all requests of a client that need more than one turn, one has a turn in each round of
-the loop: a list of thousands of groups takes many, and a client can ask for it on each of its
-connections. A handler returns expected errors as codes in the body. An exception closes the
-connection, which logs it.
+turns too. If several requests of a client need more than one turn, only one of them has a turn in
+each round of the loop: a list of thousands of groups takes many turns, and a client can ask for it
+on each of its connections. A handler returns expected errors as codes in the body. An exception
+closes the connection, which logs it.
 """
 
 import asyncio

@@ -4,7 +4,8 @@ Rules
 - Output is not trusted. The manifest is checked against the lease. A worker process runs the job
   again and compares its result with the files (cleaner/engine/verify_job.py), through links
   that no client can address.
-- The log does not change before that, and the lease is checked again directly before publication.
+- The log does not change before this comparison has succeeded. The lease is checked again directly
+  before publication.
 - Output is published like any clean (broker/cleaning/cleaner_host.py): one journal for all groups.
   Meanwhile, deletion and changes of the partition wait, as they do for the cleaner.
 - A refused adoption leaves no file in the partition's folder.

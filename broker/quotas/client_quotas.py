@@ -3,7 +3,7 @@
 Rules. The most specific entry with the key decides (Kafka's order, `_precedence`). Clients to which
 an entry with a user applies share one rate per user, or per user and client id if the entry names
 one; the others share one per client id. A change of a quota keeps the measured rates. No answer is
-delayed: handlers mute the connection behind it (KIP-219, RequestContext.throttle). This module does
+delayed: handlers mute the connection after it (KIP-219, RequestContext.throttle). This module does
 not know connections.
 
 Rates are kept in memory. Only idle rates are dropped, so nobody gets a new burst by inventing

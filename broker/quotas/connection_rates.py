@@ -1,8 +1,8 @@
 """The rates at which addresses, and all clients together, may connect (KIP-612). Pure.
 
 A connection above the rate of its address is closed after the throttle time, so that its client
-does not come back at once; it does not count. A connection above the rate of the broker has to
-wait, and counts.
+does not come back at once; neither rate counts it. A connection above the rate of the broker has to
+wait, and both rates count it.
 """
 
 from collections.abc import Callable

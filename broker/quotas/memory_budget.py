@@ -3,7 +3,8 @@
 The partitions of open transactions have such a budget, too: a transactional id is a group here.
 
 Rules. Only the clients know how large the metadata of a member or an offset has to be, and it
-outlives their connections: a member its session timeout, an offset a week.
+outlives their connections: that of a member lasts for its session timeout, that of an offset for a
+week.
 - One more entry may use only a fraction of the free bytes. As the budget fills up, large metadata
   is refused first, and the small metadata of ordinary consumers still fits.
 - The groups of one principal have at most as many bytes as are free: one gets half of the budget,

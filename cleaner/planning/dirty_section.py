@@ -1,7 +1,7 @@
 """Compute the dirty section of a log and the expired part of its clean section. Pure.
 
-plan.py decides whether the section is dirty enough. What bounds it comes with LogFacts: for a
-compacted view, from `Views.limit_of` (broker/views/views.py).
+plan.py decides whether the section is dirty enough. LogFacts has the offsets that bound the
+section; the one of a compacted view comes from `Views.limit_of` (broker/views/views.py).
 
 The arithmetic is Kafka's (LogCleanerManager, LogToClean; KIP-58 for the minimum lag, KIP-354 for
 the maximum): the dirty section ends at a segment's base, sizes are bytes of log files, lags apply

@@ -5,9 +5,9 @@ Rules
   read, and for the others the share of new data that survived earlier cleans. Nothing is read.
 - The last clean that decided the keys of a segment counted its live bytes. Later records may have
   superseded more of it, so a clean frees at least the known garbage.
-- With another dirty ratio r, the next clean after this one starts when r of the log is new, with
-  selective cleans less (plan.py:unread_ratio). A clean of the whole log then costs so much; what a
-  selective clean costs depends on which keys follow.
+- `RatioCost` is about the clean after the next one. With a dirty ratio r, it starts when the share
+  r of the log is new; with selective cleans, a smaller share (plan.py:unread_ratio). Only the cost
+  of a clean of the whole log is estimated: that of a selective one depends on which keys follow.
 - If nothing is dirty or expired, no clean starts: it costs and frees nothing.
 - Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
 """

@@ -5,9 +5,9 @@ failed attempts, pauses and any number of jobs. It ends when the operator aborts
 partition is deleted or re-created, or when the topic is no longer compacted. Requests are kept in
 memory only: a restart drops them.
 
-A request that names victims is that of an erasure (broker/erasure). One job that rewrites victims
-fulfils it: then the erasure searches the files, and may request more. It is kept apart from the
-request of an operator, which asks for a clean of the whole log and comes first.
+A request that names victims comes from an erasure (broker/erasure). One job that rewrites victims
+fulfils it: then the erasure searches the files, and may request more. Such requests are kept apart
+from those of operators, which ask for a clean of the whole log and come first.
 """
 
 from collections.abc import Hashable

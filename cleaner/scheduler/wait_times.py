@@ -3,10 +3,10 @@
 A wait begins with the scan that first finds the partition worth cleaning. It continues while the
 broker pauses the partition, so that a partition that is often paused keeps its place, and while its
 topic rests. It ends when a job starts, whatever its result, or when there is nothing to clean any
-more. The head start of a partition does not reach back to its last job, nor beyond the first scan
-that finds it: a topic that is deleted and created again has no advantage, nor has it in the order
-of the topics. All this is kept in memory only: after a restart every candidate waits since the
-first scan, and no topic rests.
+more. The head start of a partition begins after the start of its last job, and not before the first
+scan that finds it. So a topic that is deleted and created again has no advantage, neither by its
+waiting time nor in the order of the topics. All this is kept in memory only: after a restart every
+candidate waits since the first scan, and no topic rests.
 """
 
 from collections.abc import Collection, Iterator, Mapping

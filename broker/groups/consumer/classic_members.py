@@ -6,8 +6,8 @@ when to join again. Its generation is its member epoch. The group has no leader.
 
 - Upgrade: the first member with the consumer protocol converts a classic group. The assignment of
   the classic group becomes the target assignment and the current one.
-- A member gets no partition of a topic that it may not describe, or the client that upgrades the
-  group: the assignment would tell that there is such a topic, and how many partitions it has.
+- A member gets no partition of a topic that it, or the client that upgrades the group, may not
+  describe: the assignment would show that the topic exists and how many partitions it has.
 - Downgrade: without a member that uses the consumer protocol, the group becomes a classic one; each
   member keeps its target assignment until the rebalance that follows.
 
