@@ -38,6 +38,7 @@ from broker.network.request_context import RequestContext, Services
 from broker.network.response_memory import RESPONSE_BYTES_MAX
 from broker.security.certificate_name import distinguished_name
 from broker.security.principal import ANONYMOUS, Principal
+from broker.topics.change_pauses import METADATA_CHANGES
 from config.address import Address
 from config.security.principal_rules import map_principal
 from protocol.api import ApiKey, is_supported
@@ -95,14 +96,6 @@ TOPIC_CHANGES: Final = frozenset(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
     )
 )
-# Requests that change the metadata. Their clients pause between them (change_pauses.py).
-METADATA_CHANGES: Final = TOPIC_CHANGES | {
-    ApiKey.CREATE_ACLS,
-    ApiKey.DELETE_ACLS,
-    ApiKey.ALTER_CLIENT_QUOTAS,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-    ApiKey.UPDATE_FEATURES,
-}
 
 # Kafka exempts the requests of brokers from request quotas.
 EXEMPT_APIS: Final = frozenset((ApiKey.WRITE_TXN_MARKERS,))

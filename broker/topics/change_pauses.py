@@ -9,6 +9,8 @@ Rules
   is never ahead by more than one request.
 - A request that had to wait is dropped if its connection was closed meanwhile: nobody expects the
   change any more, and its client may have sent it again.
+- Over HTTP, a request that changes the metadata is refused instead
+  (broker/http/api/kafka/client.py).
 - The broker's own changes (client None) never wait here, and none does while the broker stops.
 """
 
@@ -20,7 +22,23 @@ from typing import Final
 
 from broker.event_loop.client_presence import WAIT_SECONDS, ClientLeftError
 from broker.quotas.rates import TokenBucket
+from protocol.api import ApiKey
 
+# Requests that change the metadata.
+METADATA_CHANGES: Final = frozenset(
+    (
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.UPDATE_FEATURES,
+    )
+)
 WRITE_SHARE: Final = 0.1  # of the time, in which one client's changes may write
 BURST_SECONDS: Final = 10.0  # of writes without a pause: a thousand changes of 10 ms
 # What a change counts at least that writes to the disk: ten changes a second.

@@ -5,8 +5,6 @@ Rules
   of requests on the Kafka port does. Senders that may do everything are not limited.
 - Over a quota of either port, a user gets 429 for the throttle time, whatever the request is. The
   audit log has none of these requests: they change nothing.
-- While the changes of a user would pause on the Kafka port (broker/topics/change_pauses.py), its
-  requests other than GET get 429 as well.
 - Of all requests of a user, one has a turn in each round of the event loop: a user may have half of
   the connections, each with a request of a thousand rows.
 - A request goes on if its connection is closed. So a user may have REQUESTS_MAX in progress, as
@@ -31,7 +29,6 @@ from broker.http.server import CONNECTIONS_MAX
 from broker.quotas.muted_http_users import ThrottledError
 from broker.security.principal import Principal
 
-READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))  # methods
 REQUESTS_MAX: Final = CONNECTIONS_MAX  # in progress, of one user
 
 
@@ -41,14 +38,17 @@ class UserQuotas(Protocol):
     def check_muted(self, principal: Principal) -> None:
         """Raise ThrottledError while the sender is over a quota."""
 
-    def check_changes(self, principal: Principal, host: str) -> None:
-        """Raise ThrottledError while the sender's next change of the metadata has to wait."""
-
     def charge_turn(self, principal: Principal, nanoseconds: int) -> None:
         """Count a turn of the event loop."""
 
     def check_request(self, principal: Principal) -> None:
         """Mute the sender if its requests take more time than its quota allows."""
+
+
+def throttled(request: web.Request, error: ThrottledError) -> ApiError:
+    """Return the error for a request that is refused before it changes anything."""
+    note_no_change(request)
+    return ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))})
 
 
 def within_quotas(quotas: UserQuotas) -> Middleware:
@@ -65,11 +65,8 @@ def within_quotas(quotas: UserQuotas) -> Middleware:
         principal = sender.principal
         try:
             quotas.check_muted(principal)
-            if request.method not in READING:
-                quotas.check_changes(principal, request.remote or "")
         except ThrottledError as error:
-            note_no_change(request)
-            raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
+            raise throttled(request, error) from None
         if sender.is_unlimited:
             return await handler(request)
         if in_progress[principal] >= REQUESTS_MAX:

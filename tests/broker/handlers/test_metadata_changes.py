@@ -4,16 +4,17 @@ import asyncio
 import inspect
 import json
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
 
 from broker.app import Broker
-from broker.handlers.dispatch import METADATA_CHANGES, TOPIC_CHANGES
+from broker.handlers.dispatch import TOPIC_CHANGES
 from broker.handlers.routes import make_dispatcher
 from broker.network.connection import CloseConnectionError
 from broker.security.principal import Principal, client_of
-from broker.topics.change_pauses import BURST_SECONDS, CHANGE_SECONDS_MAX
+from broker.topics.change_pauses import BURST_SECONDS, CHANGE_SECONDS_MAX, METADATA_CHANGES
 from broker.topics.metadata_service import PARTITIONS_PER_GROUP
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -120,9 +121,23 @@ async def test_over_http_a_change_is_refused_while_its_user_would_pause() -> Non
         assert (answer.status, saves) == (429, [])
         assert int(answer.headers["Retry-After"]) >= 1
         assert (await ask(broker, "GET", path)).status == 200
+        for no_change in ("cleaner/pause", "cleaner/resume"):
+            assert (await ask(broker, "POST", f"/api/v1/{no_change}", b"{}")).status == 200
         broker.metadata_writer.begin_stopping()
         assert (await ask(broker, "PATCH", path, body)).status == 200
         assert saves == [1]
+
+
+async def test_over_http_half_a_request_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker_in_memory(MemoryEnv(seed=1), topics={"t": {"partitions": 1}}) as broker:
+        pauses = chain((0.0,), repeat(60.0))  # the first change uses up the burst
+        monkeypatch.setattr(broker.metadata_writer.pauses, "pause_of", lambda _: next(pauses))
+        path = "/api/v1/topics/t"
+        for partitions, status in ((2, 200), (3, 429)):
+            changes = {"set": {"retention.ms": "1"}, "partitions": partitions}
+            answer = await ask(broker, "PATCH", path, json.dumps(changes).encode())
+            assert answer.status == status
+        assert broker.topics.existing("t").partition_count == 2
 
 
 async def test_a_topic_is_not_created_for_metadata_while_its_client_pauses() -> None:

@@ -1,6 +1,9 @@
 """Requests of the HTTP API that handlers of the Kafka protocol answer.
 
 The handlers authorize the sender; Kafka's error codes become HTTP status codes here only.
+
+While the changes of a sender would pause on the Kafka port (broker/topics/change_pauses.py), a
+request is refused at its first change. It does not pause, because it may hold the lock of a topic.
 """
 
 from dataclasses import dataclass
@@ -9,13 +12,16 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 
 from broker.http.api.requests import ApiError
-from broker.http.api.user_quotas import UserQuotas
+from broker.http.api.user_quotas import UserQuotas, throttled
 from broker.http.audited import note_event, sender_of
+from broker.quotas.muted_http_users import ThrottledError
 from broker.security.principal import Principal
+from broker.topics.change_pauses import METADATA_CHANGES
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages import Message
 
+_HAS_BEGUN: Final = web.RequestKey("has_begun_changes", bool)
 # The version of each API that the requests use: the newest one that names topics.
 VERSIONS: Final = {
     ApiKey.PRODUCE: 12,
@@ -133,6 +139,9 @@ class KafkaHandlers(UserQuotas, Protocol):
         """Return the response to a request."""
         ...
 
+    def check_changes(self, principal: Principal, host: str) -> None:
+        """Raise ThrottledError while the sender's next change of the metadata has to wait."""
+
     def charge_read(self, principal: Principal, record_bytes: int) -> None:
         """Count bytes of records that the sender has read."""
 
@@ -147,6 +156,8 @@ class KafkaClient:
     async def call(self, key: ApiKey, body: Message) -> Any:
         """Return the response to a request."""
         sender = sender_of(self.request)
+        if key in METADATA_CHANGES:
+            self._begin_changes(sender.principal)
         if key in AUDITED:
             note_event(self.request)
         return await self.handlers.call(
@@ -157,6 +168,19 @@ class KafkaClient:
             body,
             is_unlimited=sender.is_unlimited,
         )
+
+    def _begin_changes(self, principal: Principal) -> None:
+        """Raise the ApiError for a sender whose next change has to wait.
+
+        Later changes of the same request belong to its first one: half a request is not refused.
+        """
+        if self.request.get(_HAS_BEGUN, False):
+            return
+        try:
+            self.handlers.check_changes(principal, self.request.remote or "")
+        except ThrottledError as error:
+            raise throttled(self.request, error) from None
+        self.request[_HAS_BEGUN] = True
 
     def check(
         self,
