@@ -162,7 +162,7 @@ def test_java_writes_and_reads_over_tls(secured: Secured, tmp_path: Path, store:
     config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     topic = f"java-{store}"
     address = ("--bootstrap-server", secured.bootstrap, "--topic", topic)
-    done = java.run_tool(
+    done = java.run_program(
         "org.apache.kafka.tools.VerifiableProducer", *address, "--max-messages", "1000",
         "--command-config", str(config),
     )  # fmt: skip

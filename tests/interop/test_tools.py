@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.support.peers.java_programs import java_command
-from tests.support.peers.kafka import LIB, run_tool
+from tests.support.peers.kafka import run_program, run_tool
 from tests.support.reading import read_topics
 from tests.support.shown_commands import ROOT, all_commands
 from tests.support.varve import VarveBroker, running_varve
@@ -43,38 +41,16 @@ def broker(real_kafka: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def tool(broker: VarveBroker) -> Iterator[Tool]:
+def tool(broker: VarveBroker) -> Tool:
     """Run a tool with `--bootstrap-server` and these arguments; the exit code and the output."""
-    process = subprocess.Popen(
-        java_command(LIB, "RunTools"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
 
     def run(main_class: str, *arguments: str) -> tuple[int, str]:
         server = ("--bootstrap-server", broker.bootstrap)
         is_last = main_class == TOOLS + "ClusterTool"  # it wants its command first
-        words = [main_class, *(arguments + server if is_last else server + arguments)]
-        stdin.write("\t".join(words) + "\n")
-        stdin.flush()
-        line = stdout.readline()
-        while not line.startswith("EXIT "):
-            assert line, "the JVM ended"
-            line = stdout.readline()
-        output = ""
-        while (text := stdout.readline()) != "END\n":
-            assert text, "the JVM ended"
-            output += text
-        return int(line.split()[1]), output
+        done = run_tool(main_class, *(arguments + server if is_last else server + arguments))
+        return done.returncode, done.stdout + done.stderr
 
-    yield run
-    stdin.close()
-    process.wait(30)
-    stdout.close()
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -221,9 +197,11 @@ def test_tools_that_produce_consume_and_look_at_offsets(tool: Tool, topic: str) 
 def test_verifiable_clients(tool: Tool, broker: VarveBroker) -> None:
     """They write their result when their JVM ends, so each has its own."""
     server = ("--bootstrap-server", broker.bootstrap, "--topic", "verified")
-    done = run_tool(TOOLS + "VerifiableProducer", *server, "--max-messages", "50", "--acks", "-1")
+    done = run_program(
+        TOOLS + "VerifiableProducer", *server, "--max-messages", "50", "--acks", "-1"
+    )
     assert json.loads(done.stdout.splitlines()[-1])["acked"] == 50, done.stdout + done.stderr
-    done = run_tool(
+    done = run_program(
         TOOLS + "VerifiableConsumer", *server, "--group-id", "verifier", "--max-messages", "50",
         "--reset-policy", "earliest",
     )  # fmt: skip

@@ -9,7 +9,8 @@ import org.apache.kafka.common.utils.Exit;
 
 /**
  * Runs command line tools of Kafka in this process. Each line of the input is a main class and its
- * arguments, separated by tabs; the answer is "EXIT code", the output, and a line "END".
+ * arguments, separated by tabs. The answer is a line with the exit code and the sizes of the output
+ * and of the errors in bytes, and then both.
  */
 public class RunTools {
     static class Exited extends RuntimeException {
@@ -34,9 +35,9 @@ public class RunTools {
         for (String line = input.readLine(); line != null; line = input.readLine()) {
             String[] words = line.split("\t");
             ByteArrayOutputStream output = new ByteArrayOutputStream();
-            PrintStream stream = new PrintStream(output, true);
-            System.setOut(stream);
-            System.setErr(stream);
+            ByteArrayOutputStream errors = new ByteArrayOutputStream();
+            System.setOut(new PrintStream(output, true));
+            System.setErr(new PrintStream(errors, true));
             exitCode = null;
             try {
                 Class.forName(words[0])
@@ -45,12 +46,16 @@ public class RunTools {
             } catch (InvocationTargetException failed) {
                 if (exitCode == null) {
                     exitCode = 99;
-                    failed.getCause().printStackTrace(stream);
+                    failed.getCause().printStackTrace();
                 }
             }
-            answers.println("EXIT " + (exitCode == null ? 0 : exitCode));
-            answers.println(output.toString(StandardCharsets.UTF_8));
-            answers.println("END");
+            System.out.flush();
+            System.err.flush();
+            byte[] outputBytes = output.toByteArray();
+            byte[] errorBytes = errors.toByteArray();
+            answers.println((exitCode == null ? 0 : exitCode) + " " + outputBytes.length + " " + errorBytes.length);
+            answers.write(outputBytes);
+            answers.write(errorBytes);
             answers.flush();
         }
     }

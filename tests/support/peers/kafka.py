@@ -20,14 +20,16 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from tests.support.peers import maven
-from tests.support.peers.java_programs import class_archive, quick_java
+from tests.support.peers.java_programs import class_archive, java_command, quick_java
 from tests.support.peers.maven import QUICK_JVM
+from tests.support.peers.tools_jvm import ToolsJvm
 from tests.support.ports import free_port
 
 POM = Path(__file__).with_name("kafka-pom.xml")
 LIB = maven.FOLDER / "lib"
 START_SECONDS = 60
 STOP_SECONDS = 30
+_tools = ToolsJvm()
 
 
 def unavailable() -> str | None:
@@ -46,7 +48,18 @@ def _archive_classes(archive: Path) -> None:
 def run_tool(
     main_class: str, *arguments: str, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Kafka's command line tools; the caller looks at the exit code and the text."""
+    """Run one of Kafka's command line tools; the caller looks at the exit code and the text.
+
+    All tools of this process run in one JVM: to start another one takes most of a tool's time.
+    """
+    assert maven.unavailable(POM, LIB.name) is None
+    return _tools.run(java_command(LIB, "RunTools"), main_class, *arguments, timeout=timeout)
+
+
+def run_program(
+    main_class: str, *arguments: str, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of Kafka's in a JVM of its own: some do their last work when it ends."""
     assert maven.unavailable(POM, LIB.name) is None
     return subprocess.run(
         [*quick_java(LIB), main_class, *arguments],
