@@ -15,6 +15,8 @@ from protocol.codec import decode_response, encode_request
 from protocol.messages import Message
 from storage.segments.fetch_slice import FetchSlice
 
+_LISTENER = Settings().listeners[0]
+
 
 def make_context(
     broker: Broker, principal: Principal = ANONYMOUS, host: str = "127.0.0.1"
@@ -39,7 +41,7 @@ def fake_connection(context: RequestContext | None = None) -> Connection:
         peer_host="h",
         local_host="h",
         local_port=1,
-        listener=Settings().listeners[0],
+        listener=_LISTENER,
         context=context,
         gate=None,
         peer_certificate=None,
