@@ -22,7 +22,7 @@ from config.security.clients import (
 from pipeline.client.kafka_client import EARLIEST, FETCH_BYTES, LATEST, Isolation
 from pipeline.client.range_reader import STALL_SECONDS
 from pipeline.client.source_options import BOOTSTRAP, CONNECTION_SECRET
-from pipeline.records.columns import ALL_COLUMNS, COLUMNS
+from pipeline.records.columns import ALL_COLUMNS, COLUMNS, NAMES
 from storage.model import TopicPartition
 
 _BOOTSTRAP: Final = (BOOTSTRAP, "bootstrap.servers")
@@ -195,9 +195,9 @@ def read_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     if named is None:
         return ALL_COLUMNS if reader.flag("includeHeaders", False) else COLUMNS
     columns = tuple(name.strip() for name in named.split(",") if name.strip())
-    unknown = [name for name in columns if name not in ALL_COLUMNS]
+    unknown = [name for name in columns if name not in NAMES]
     if unknown or not columns or len(set(columns)) < len(columns):
-        raise OptionError(f"columns must name some of {', '.join(ALL_COLUMNS)}, not {named!r}")
+        raise OptionError(f"columns must name some of {', '.join(NAMES)}, not {named!r}")
     return columns
 
 

@@ -21,7 +21,7 @@ from pipeline.datasource.options import (
 )
 from pipeline.datasource.sink import SinkOptions, VarveStreamWriter, VarveWriter
 from pipeline.datasource.stream import VarveStreamReader
-from pipeline.records.columns import ALL_COLUMNS, arrow_schema
+from pipeline.records.columns import NAMES, arrow_schema
 
 
 class DefaultSource(DataSource):  # type: ignore[misc]  # untyped
@@ -55,10 +55,10 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # untyped
 
     def _source_options(self, schema: StructType, *, is_stream: bool) -> SourceOptions:
         columns = tuple(schema.fieldNames())
-        unknown = [name for name in columns if name not in ALL_COLUMNS]
+        unknown = [name for name in columns if name not in NAMES]
         if unknown:
             raise OptionError(
-                f"unknown columns {', '.join(unknown)}; the columns are {', '.join(ALL_COLUMNS)}"
+                f"unknown columns {', '.join(unknown)}; the columns are {', '.join(NAMES)}"
             )
         requested = arrow_schema(columns)
         if not requested.equals(to_arrow_schema(schema, timezone="UTC")):

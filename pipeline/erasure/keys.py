@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEYS_MAX: Final = 1_000_000
 ENCODINGS: Final = ("utf8", "base64", "hex")
-COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
+COLUMNS: Final = ("key", "value", "partition", "offset", "timestampMs")
 
 
 def read_keys_from_table(
@@ -131,7 +131,7 @@ def find_key_records(
         f.count(f.when(has_value, 1)).alias("with_value"),
         f.count(f.when(has_value & older, 1)).alias("older"),
         f.count(f.when(~has_value, 1)).alias("tombstones"),
-        f.max(f.unix_millis("timestamp")).alias("latest_ms"),
+        f.max("timestampMs").alias("latest_ms"),
         f.max(_version(version_header)).alias("version"),
     )  # fmt: skip
     return [

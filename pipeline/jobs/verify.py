@@ -51,6 +51,7 @@ from pipeline.verification.rules import (
     COLUMNS,
     COMPARED,
     SOUND,
+    TOPIC_COLUMNS,
     Rule,
     classified,
     select_faults,
@@ -133,7 +134,8 @@ def compare(
 ) -> tuple[dict[int, Counts], list[Example]]:
     """Compare two sets of records; return counts by partition and the first faults.
 
-    Both sides have some of rules.COLUMNS; a column that one side lacks is not compared.
+    Both sides have some of rules.COLUMNS, or TOPIC_COLUMNS; a column that one side lacks is not
+    compared.
     """
     from pyspark.sql import functions as f
 
@@ -209,7 +211,7 @@ class Verifier:
         return fetch_bounds(self.cluster, topic, partitions=self.partitions)
 
     def _read(self, topic: str, first: Bounds, end: Bounds) -> "DataFrame":
-        return read_topic(self.spark, self.cluster, topic, first, end, columns=COLUMNS)
+        return read_topic(self.spark, self.cluster, topic, first, end, columns=TOPIC_COLUMNS)
 
     # A view against its topic ---------------------------------------------------------------
 

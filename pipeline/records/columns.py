@@ -2,6 +2,7 @@
 
 Rules
 - As in that source, every field is nullable; `binary` and `string` have 32-bit offsets.
+- `timestamp` is the nearest time that Spark has. What ranks records by time reads `timestampMs`.
 - The memory of a finished Arrow array is never written again: each batch gets new memory.
 """
 
@@ -33,9 +34,11 @@ FIELDS: Final = (
     pa.field("timestamp", pa.timestamp("us", tz="UTC")),
     pa.field("timestampType", pa.int32()),
     pa.field("headers", HEADERS_TYPE),
+    pa.field("timestampMs", pa.int64()),  # as in the record; only if it is named
 )
-ALL_COLUMNS: Final = tuple(field.name for field in FIELDS)
-COLUMNS: Final = ALL_COLUMNS[:-1]  # those of Spark's Kafka source without includeHeaders
+NAMES: Final = tuple(field.name for field in FIELDS)
+ALL_COLUMNS: Final = NAMES[:-1]  # those of Spark's Kafka source with includeHeaders
+COLUMNS: Final = ALL_COLUMNS[:-1]  # without it
 
 TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000  # the limit of microseconds in an int64
 _FIRST_BYTES: Final = 1 << 16
@@ -46,7 +49,7 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     existing = {field.name: field for field in FIELDS}
     for name in columns:
         if name not in existing:
-            raise ValueError(f"unknown column {name!r}; the columns are {', '.join(ALL_COLUMNS)}")
+            raise ValueError(f"unknown column {name!r}; the columns are {', '.join(NAMES)}")
     if len(set(columns)) != len(columns):
         raise ValueError("a column is named twice")
     return pa.schema([existing[name] for name in columns])

@@ -160,7 +160,7 @@ class BatchDecoder:
     def _begin_batch(self) -> None:
         self._count = 0
         self._offsets: Ints = np.empty(self._batch_rows, dtype=np.int64)
-        self._times_us: Ints = np.empty(self._batch_rows, dtype=np.int64)
+        self._times_ms: Ints = np.empty(self._batch_rows, dtype=np.int64)
         self._kinds = np.empty(self._batch_rows, dtype=np.int32)
 
     def decode(self, buf: Bytes, at: int, end: int) -> Generator[pa.RecordBatch, None, int]:
@@ -264,8 +264,7 @@ class BatchDecoder:
         new = slice(self._count, next_count)
         self._offsets[new] = rows.offsets[first:end]
         self._kinds[new] = rows.kinds[first:end]
-        if "timestamp" in self._columns_selected:
-            self._append_times(new, first, end)
+        self._times_ms[new] = rows.times_ms[first:end]
         if "key" in self._columns_selected:
             self._columns["key"].append(buf, rows.key_at, rows.key_bytes, first, end)
         if "value" in self._columns_selected:
@@ -278,11 +277,6 @@ class BatchDecoder:
                     offset, f"headers that do not match the size of the record at offset {offset}"
                 )
         self._count = next_count
-
-    def _append_times(self, new: slice, first: int, end: int) -> None:
-        # One record with an impossible time must not keep all others from the reader.
-        times_ms = np.clip(self._rows.times_ms[first:end], -TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
-        np.multiply(times_ms, 1000, out=self._times_us[new])
 
     def _batch(self) -> pa.RecordBatch:
         arrays = [self._array(field) for field in self.schema]
@@ -303,7 +297,11 @@ class BatchDecoder:
             case "offset":
                 return _of_numbers(field, self._offsets[:count])
             case "timestamp":
-                return _of_numbers(field, self._times_us[:count])
+                # One record with an impossible time must not keep all others from the reader.
+                times_ms = np.clip(self._times_ms[:count], -TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
+                return _of_numbers(field, times_ms * 1000)
+            case "timestampMs":
+                return _of_numbers(field, self._times_ms[:count])
             case "timestampType":
                 return _of_numbers(field, self._kinds[:count])
             case _:

@@ -6,6 +6,8 @@ Rules
 - The latest record of a key in its partition has the largest rank, and among equal ranks the
   largest offset. The rank is constant, the timestamp, or a version in a header (8 bytes,
   big-endian, signed; the lowest value without the header).
+- Records of a topic have `timestampMs`, the exact time. A table has only `timestamp`, in which
+  times beyond the range of Spark are equal. Both sides have the same of these columns.
 - Records that the source has lost exist only on the checked side and cannot be verified. They still
   compete: a later record of the source must be the one that is served.
 """
@@ -40,6 +42,7 @@ SAME_OFFSET: Final = "duplicate_offset"
 
 SOUND: Final = (SAME, UNVERIFIABLE, FORGOTTEN)
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")
+TOPIC_COLUMNS: Final = (*COLUMNS, "timestampMs")  # of a topic, see the rules
 COMPARED: Final = ("offset", "timestamp", "headers")  # in addition to partition, key and value
 
 
@@ -67,7 +70,6 @@ def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
     from pyspark.sql import functions as f
 
     values = set(records.columns)
-    moment = f.unix_micros("timestamp") if "timestamp" in values else f.lit(None).cast("bigint")
     timestamp_type = (
         f.col("timestampType") if "timestampType" in values else f.lit(None).cast("int")
     )
@@ -82,7 +84,7 @@ def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
         f.when(f.col("key").isNull(), f.col("offset")).alias("own"),
         _rank(rule, values).alias("rank"),
         "offset",
-        moment.alias("moment"),
+        _moment(values).alias("moment"),
         timestamp_type.alias("timestamp_type"),
         f.sha2(value.cast("binary"), 256).alias("value"),
         f.sha2(names.cast("binary"), 256).alias("headers"),
@@ -90,11 +92,20 @@ def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
     )
 
 
+def _moment(values: set[str]) -> "Column":
+    """Return the time of a record, in the unit that both sides have."""
+    from pyspark.sql import functions as f
+
+    if "timestampMs" in values:
+        return f.col("timestampMs")
+    return f.unix_micros("timestamp") if "timestamp" in values else f.lit(None).cast("bigint")
+
+
 def _rank(rule: Rule, values: set[str]) -> "Column":
     from pyspark.sql import functions as f
 
     if rule.strategy == "timestamp":
-        return f.unix_micros("timestamp")
+        return _moment(values)
     if rule.strategy != "header" or "headers" not in values:
         return f.lit(0).cast("bigint")
     named = f.filter("headers", lambda item: item["key"] == f.lit(rule.version_header))

@@ -60,6 +60,7 @@ def test_defaults_are_those_of_sparks_source() -> None:
     assert batch.stall_seconds == 120
     assert read_columns({}) == COLUMNS
     assert read_columns({"includeheaders": "true"}) == ALL_COLUMNS
+    assert read_columns({"columns": "timestampMs, offset"}) == ("timestampMs", "offset")
     assert read_columns({"columns": "offset, key"}) == ("offset", "key")
 
 

@@ -35,6 +35,7 @@ from tests.pipeline.planted import (
     write,
 )
 from tests.support.draws import cases, seed_of_test
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -166,6 +167,20 @@ def test_a_tombstone_outranks_what_the_view_calls_latest(
     assert (receipt.state, receipt.reasons) == (COMPLETE, [])
     assert receipt.partitions[0].view_records_found == 1
     assert receipt.partitions[0].view_records_left == 0
+
+
+def test_a_tombstone_ranks_by_times_that_spark_does_not_have(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    largest = (1 << 63) - 1
+    times = {"message_timestamp_after_max_ms": str(largest), "varve_view_strategy": "timestamp"}
+    make_topic(broker, topic, 1, **COMPACTED, **VIEW, **times)
+    with RawClient(broker.port) as client:
+        client.produce(topic, bytes(build_batch([Record(0, 1 << 62, b"k", b"v")])))
+    compact_view(broker, topic, 0)
+    receipt = eraser(spark, broker, topic).run([b"k"])
+    assert (receipt.state, receipt.reasons) == (COMPLETE, [])
+    assert receipt.partitions[0].view_records_found == 1
 
 
 def test_a_record_that_is_in_the_log_and_in_its_view_is_not_counted_as_two() -> None:

@@ -43,6 +43,7 @@ from tests.pipeline.planted import (
     write,
 )
 from tests.support.draws import cases, seed_of_test
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -392,6 +393,21 @@ def test_a_view_is_held_against_its_own_rule(
     }
     wrong = by_another._view(views, by_another._bounds(topic), {})
     assert wrong.faults > 0, "the records tell the rules apart"
+
+
+def test_a_view_by_time_is_held_against_times_that_spark_does_not_have(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    """The record of the lower offset is the latest, as far beyond the range as both are."""
+    keys = {"varve_view_strategy": "timestamp", "message_timestamp_after_max_ms": str(2**63 - 1)}
+    make_topic(broker, topic, 1, **VIEW, **keys)
+    times = [(1 << 62) + 1, 1 << 62]
+    with RawClient(broker.port) as client:
+        rows = [Record(n, at, b"k", b"%d" % n) for n, at in enumerate(times)]
+        client.produce(topic, bytes(build_batch(rows)))
+    compact_view(broker, topic, 0)
+    result = verifier(spark, broker, topic).view()
+    assert result.kinds == {"same": 1}, answer(result)
 
 
 def test_what_expired_in_the_log_cannot_be_held_against_it(

@@ -341,6 +341,7 @@ def test_a_time_that_microseconds_do_not_hold_becomes_the_nearest(sign: int) -> 
     data = bytes(build_batch([Record(n, time, b"k", b"v") for n, time in enumerate(times)]))
     nearest = sign * largest_ms * 1000
     assert [row["timestamp"] for row in decoded(data)] == [START_MS * 1000, nearest, nearest]
+    assert [row["timestampMs"] for row in decoded(data, columns=("timestampMs",))] == times
 
 
 def test_no_time_stays_what_it_is_in_spark() -> None:
