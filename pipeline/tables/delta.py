@@ -11,6 +11,7 @@ Rules
   that was created later under its name.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
 from pipeline.errors import JobError
-from pipeline.tables.target import Target
+from pipeline.tables.target import Target, created_meanwhile
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -115,6 +116,9 @@ def publish_delta(
         convert_to_deltalake(str(data), commit_properties=commit)
     except (DeltaError, OSError) as error:
         raise JobError(f"cannot publish {place.path}: {error}") from error
-    if place.path.exists():
-        place.path.rmdir()  # it was empty
-    data.rename(place.path)
+    try:
+        data.rename(place.path)  # replaces an empty directory, but nothing else
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise created_meanwhile(place.path) from error
+        raise

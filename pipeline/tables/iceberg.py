@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.errors import JobError
-from pipeline.tables.target import Target
+from pipeline.tables.target import Target, created_meanwhile
 
 NAMESPACE: Final = "varve"
 CATALOG: Final = "catalog.db"
@@ -31,7 +31,7 @@ def open_catalog(path: Path) -> Any:
 def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None:
     """Turn a Parquet directory into the table, or into its new content. Raises JobError."""
     import pyarrow.parquet as pq
-    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
     from pyiceberg.expressions import AlwaysTrue
 
     path = place.path
@@ -46,6 +46,8 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
         catalog.create_namespace_if_not_exists(NAMESPACE)
         # An interrupted first job leaves a catalog without a table.
         if catalog.table_exists((NAMESPACE, TABLE)):
+            if not place.exists:
+                raise TableAlreadyExistsError
             table = catalog.load_table((NAMESPACE, TABLE))
             with table.transaction() as change:
                 with change.update_schema() as update:
@@ -57,6 +59,9 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
             (NAMESPACE, TABLE), schema=schema, location=path.as_uri()
         ) as change:
             change.add_files(files, snapshot_properties=properties)
+    except TableAlreadyExistsError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise created_meanwhile(path) from error
     except (CommitFailedException, ValueError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise JobError(f"cannot publish {path}: {error}") from error

@@ -3,13 +3,14 @@
 Rules
 - Spark writes Parquet into a hidden directory next to the table, so no reader sees a partial table.
   A failed job removes its directory, or the next job with this target does.
-- Only an existing table is replaced, and only with `overwrite`. Delta and Iceberg replace it in a
-  commit and keep their history. A Parquet directory is swapped by two renames; between them the
-  table is missing for a moment. If the job is killed there, the next job with this target puts the
-  old table back (`target`).
+- Only a table that existed when the job began is replaced, and only with `overwrite`. Delta and
+  Iceberg replace it in a commit and keep their history. A Parquet directory is swapped by two
+  renames; between them the table is missing for a moment. If the job is killed there, the next job
+  with this target puts the old table back (`target`).
 - This process and the executors share the target directory. The row count is read from the files.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.errors import JobError
 from pipeline.tables.delta import publish_delta
 from pipeline.tables.iceberg import publish_iceberg
-from pipeline.tables.target import NOTES, OLD, STAGING, Target, staging_folders
+from pipeline.tables.target import NOTES, OLD, STAGING, Target, created_meanwhile, staging_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,13 +77,21 @@ def publish(
             publish_iceberg(data, place, notes)
         else:
             (data / NOTES).write_text(json.dumps(dict(notes), indent=2) + "\n")
-            swap_in(data, place.path, staging)
+            swap_in(data, place, staging)
     return PublishedTable(str(place.path), place.format, rows, len(files), size_bytes)
 
 
-def swap_in(folder: Path, path: Path, staging: Path) -> None:
-    """Replace the directory at `path` by `folder`."""
-    if path.exists():
+def swap_in(folder: Path, place: Target, staging: Path) -> None:
+    """Replace the table at `place` by `folder`. Raises JobError, OSError."""
+    path = place.path
+    if not place.exists:
+        try:
+            folder.rename(path)  # replaces an empty directory, but nothing else
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise created_meanwhile(path) from error
+            raise
+    elif path.exists():
         old = staging / OLD
         path.rename(old)
         try:

@@ -52,6 +52,14 @@ def target(out: str, table_format: Format, *, overwrite: bool) -> Target:
     return Target(path, table_format, exists=True)
 
 
+def created_meanwhile(path: Path) -> JobError:
+    """Return the error of a job that finds something at its target that was not there before."""
+    return JobError(
+        f"{path} was created while this job ran, perhaps by another run of it; it was not changed."
+        " To replace it, run the job again with --overwrite"
+    )
+
+
 def staging_folders(path: Path) -> list[Path]:
     """Return the folders in which jobs that were killed prepared a table at `path`."""
     prefix = f".{path.name}{STAGING}"
