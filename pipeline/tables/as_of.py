@@ -3,14 +3,17 @@
 Rules
 - An offset is exclusive: the state as of 12 has the records with offsets below 12. The state as of
   a time has the records before the first later record.
-- If later records removed records below an offset, the state as of it is gone. So is the state as
-  of a time if the log starts above offset 0 and has no record of that time or before: a removed
-  record may have been later. The request is refused, or with `nearest` moved to the earliest state
-  that is left.
+- If later records removed records below an offset, the state as of it is gone. The request is
+  refused, or with `nearest` moved to the earliest state that is left.
+- If offsets are missing before the first later record that is left, a missing record may have been
+  the first later one. So the state as of a time is requested as of the offset after the last record
+  of that time or before, which is gone if a clean removed the missing records. If no such record is
+  left, it is requested as of the last offset before the log start.
+- A transaction marker is a record with the time at which the transaction ended.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -25,6 +28,7 @@ from pipeline.compaction.indexing import index_partitions
 from pipeline.errors import JobError
 from pipeline.stages.planning import source_segments
 from pipeline.tables.state import Reading, below, fetch_cleaned_end_offset, lacks_offsets
+from storage.format.batch import decode_records, walk_headers
 from storage.model import TopicPartition
 
 TIME_DIGITS: Final = 18  # of ms, which are 64 bits
@@ -77,18 +81,63 @@ def offsets_as_of_time(
 ) -> dict[int, int]:
     """Return the offset of each partition's first record after a time, or its end offset.
 
-    If that record may have been removed, return the last offset that it can have had. Raises
-    WireError.
+    If that record may have been removed, return the first offset that it can have had, or an offset
+    below the log start. Raises WireError, CorruptBatchError.
     """
     places = [TopicPartition(topic, number) for number in bounds.end]
     with WireClient(cluster) as client:
         results = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
-    offsets = {}
-    for partition, offset in results.items():
-        first, end = bounds.first[partition.partition], bounds.end[partition.partition]
-        later = end if offset == NO_OFFSET else min(offset, end)
-        offsets[partition.partition] = max(0, first - 1) if later <= first else later
+        offsets = {}
+        for partition, offset in results.items():
+            first, end = bounds.first[partition.partition], bounds.end[partition.partition]
+            later = end if offset == NO_OFFSET else min(offset, end)
+            offsets[partition.partition] = _first_later(client, partition, first, later, time_ms)
     return offsets
+
+
+def _first_later(
+    client: WireClient, partition: TopicPartition, first: int, later: int, time_ms: int
+) -> int:
+    """Return the lowest offset that the first record after a time can have had.
+
+    `later` is the offset of the first one that is left, or the end of the log.
+    """
+    if later <= first:
+        return max(0, first - 1)
+    is_missing = False  # an offset between the last record of that time or before and `later`
+    above = later  # the lowest record left so far
+    begin, count = later, 1
+    while begin > first:
+        begin, end = max(first, later - count), begin
+        count *= 2  # the log may have a large gap
+        for offset, at_ms in reversed(list(_records_left(client, partition, begin, end))):
+            is_missing = is_missing or offset + 1 < above
+            if at_ms is None or at_ms <= time_ms:
+                return offset + 1 if is_missing else later
+            above = offset
+    if first > 0:
+        return first - 1
+    # The state as of 0 is empty, and never gone.
+    return 1 if above > 0 else later
+
+
+def _records_left(
+    client: WireClient, partition: TopicPartition, begin: int, end: int
+) -> Iterator[tuple[int, int | None]]:
+    """Yield the offset of each record in [begin, end), and the time if it is a marker."""
+    position = begin
+    while position < end:
+        before = position
+        data = client.fetch(partition, position).records
+        for at, header in walk_headers(data):
+            offsets: Sequence[int] = range(header.base_offset, header.next_offset)
+            if header.record_count != len(offsets):
+                offsets = [record.offset for record in decode_records(data, header, at)]
+            time_ms = header.base_timestamp if header.is_control else None
+            yield from ((offset, time_ms) for offset in offsets if before <= offset < end)
+            position = max(position, header.next_offset)
+        if position == before:
+            return  # no further batch
 
 
 def check_offsets(

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from admin.client import ApiClient
 from config import exit_codes
 from config.security.clients import Cluster
+from pipeline.client.topics import now_ms
 from pipeline.errors import JobError
 from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
 from pipeline.progress import SilentReporter
@@ -20,6 +21,7 @@ from pipeline.tables.open_topic import Clients
 from pipeline.tables.target import Format, target
 from storage.format.batch import Record, build_batch
 from tests.pipeline.jobs.test_latest import assert_state, read_table, run
+from tests.pipeline.planted import clean
 from tests.pipeline.table_topics import START_MS, fill, make_topic, read_model, write
 from tests.support.draws import cases
 from tests.support.protocol.raw_client import RawClient
@@ -43,9 +45,12 @@ def taken(
     as_of: AsOf,
     *,
     table_format: Format = "parquet",
+    partitions: list[int] | None = None,
 ) -> SnapshotResult:
     place = target(str(path), table_format, overwrite=False)
-    return snapshot(spark, addresses, topic, place, as_of, reporter=SilentReporter())
+    return snapshot(
+        spark, addresses, topic, place, as_of, reporter=SilentReporter(), partitions=partitions
+    )
 
 
 @pytest.mark.spark
@@ -128,6 +133,57 @@ def test_a_state_as_of_a_time_that_may_be_before_the_log_start_is_refused_or_mov
     delete_records(broker, topic, 8)  # none is left
     with pytest.raises(JobError, match=f"{topic}-0 as of 7 is gone: its log starts at offset 8"):
         taken(spark, addresses, topic, tmp_path / "v", AsOf(time_ms=START_MS + 120_000))
+
+
+@pytest.mark.spark
+def test_a_marker_after_the_time_does_not_vouch_for_what_was_before_the_log_start(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1, cleanup_policy="delete")
+    write(broker, topic, [(b"early", b"v")], timestamp=START_MS)
+    settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": topic}
+    producer = Producer(settings)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, key=b"in", value=b"v", timestamp=START_MS + 10)
+    producer.commit_transaction(30)
+    marked_ms = now_ms()  # the marker, at offset 2, is not later
+    write(broker, topic, [(b"late", b"v")], timestamp=marked_ms + 10_000)
+    result = taken(spark, addresses, topic, tmp_path / "t", AsOf(time_ms=START_MS + 10))
+    assert result.end_offsets == {0: 3}
+    delete_records(broker, topic, 2)
+    for time_ms in (START_MS, START_MS + 10, START_MS + 1000):
+        with pytest.raises(JobError, match=r"as of 1 is gone: its log starts at offset 2"):
+            taken(spark, addresses, topic, tmp_path / "u", AsOf(time_ms=time_ms))
+    result = taken(spark, addresses, topic, tmp_path / "u", AsOf(time_ms=marked_ms))
+    assert result.end_offsets == {0: 3}
+
+
+@pytest.mark.spark
+def test_a_time_in_a_gap_that_the_cleaner_made_is_refused(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    """A removed record may have been the first later one, also where none before it is left."""
+    make_topic(broker, topic, 2)
+    for partition, first in ((0, b"a"), (1, b"gone")):
+        minutes = [(first, b"1"), (b"gone", b"2"), (b"gone", b"3"), (b"late", b"4")]
+        for minute, row in enumerate(minutes):
+            at = START_MS + minute * 60_000
+            write(broker, topic, [row], partition=partition, timestamp=at)
+        write(broker, topic, [(b"gone", b"5")], partition=partition, timestamp=START_MS + 240_000)
+        clean(broker, topic, partition)
+    for number in (0, 1):
+        with pytest.raises(JobError, match=rf"{topic}-{number} as of 1 is gone: .*offset 5"):
+            taken(
+                spark, addresses, topic, tmp_path / "t", AsOf(time_ms=START_MS + 90_000),
+                partitions=[number],
+            )  # fmt: skip
+    result = taken(
+        spark, addresses, topic, tmp_path / "t", AsOf(time_ms=START_MS + 90_000, nearest=True)
+    )
+    assert [(moved.requested, moved.taken) for moved in result.moved] == [(1, 5), (1, 5)]
+    result = taken(spark, addresses, topic, tmp_path / "u", AsOf(time_ms=START_MS + 240_000))
+    assert (result.end_offsets, result.moved) == ({0: 5, 1: 5}, [])
 
 
 @pytest.mark.spark
