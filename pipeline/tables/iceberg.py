@@ -4,12 +4,14 @@ Rules
 - The Parquet files that Spark wrote are moved to their final path and then added in one commit;
   readers of the catalog do not see them earlier.
 - Paths in an Iceberg table are absolute, so its directory must not be moved.
+- pyiceberg reads the limits of each column as times of Python, which has the years 1 to 9999.
 """
 
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,10 @@ from pipeline.tables.target import Target, created_meanwhile
 NAMESPACE: Final = "varve"
 CATALOG: Final = "catalog.db"
 TABLE: Final = "table"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 
 def open_catalog(path: Path) -> Any:
@@ -34,6 +40,7 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
     from pyiceberg.expressions import AlwaysTrue
 
+    _check_times(sorted(data.glob("*.parquet")))
     path = place.path
     path.mkdir(exist_ok=True)
     folder = path / f"data-{uuid.uuid4().hex[:12]}"
@@ -62,8 +69,32 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
     except TableAlreadyExistsError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise created_meanwhile(path) from error
-    except (CommitFailedException, ValueError, OSError) as error:
+    except (CommitFailedException, ValueError, OverflowError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise JobError(f"cannot publish {path}: {error}") from error
     finally:
         catalog.close()
+
+
+def _check_times(files: Sequence[Path]) -> None:
+    """Check that Python has the time of each record. Raises JobError."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    names = ["partition", "offset", "timestamp"]
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            if not set(names) <= set(file.schema_arrow.names):
+                continue
+            for batch in file.iter_batches(columns=names):
+                times_us = batch["timestamp"].cast(pa.int64())
+                beyond = pc.or_(pc.less(times_us, _FIRST_US), pc.greater(times_us, _LAST_US))
+                rows = batch.filter(beyond)
+                if rows.num_rows:
+                    partition, offset = rows["partition"][0], rows["offset"][0]
+                    raise JobError(
+                        f"the time of the record in partition {partition} at offset {offset} is"
+                        " outside the years 1 to 9999, which is all that pyiceberg reads; use"
+                        " --format delta or parquet"
+                    )

@@ -300,3 +300,6 @@ def test_a_record_with_an_impossible_time_does_not_keep_the_others_from_a_table(
         taken(spark, addresses, topic, path, AsOf(), table_format=table_format)
         keys = read_table(path, table_format).column("key").to_pylist()
         assert sorted(keys) == sorted(b"%d" % at for at in times)
+    with pytest.raises(JobError, match=r"partition 0 at offset (0|2) is outside the years"):
+        taken(spark, addresses, topic, tmp_path / "i", AsOf(), table_format="iceberg")
+    assert not (tmp_path / "i").exists()
