@@ -105,7 +105,7 @@ def test_no_broker_is_told_before_spark_is_started(
 
 
 @pytest.mark.timeout(300)
-@only_in_ci("test_stream.py ends a program with a session of its own")
+@only_in_ci("test_a_topic_is_compacted_on_spark ends a program with its own session")
 def test_the_program_itself_ends_with_the_code(broker: VarveBroker, topic: str) -> None:
     """A process of its own, with a session of its own."""
     make_topic(broker, topic, 1, cleanup_policy="compact")
