@@ -60,6 +60,8 @@ def _rows(path: str, *, records: bool) -> Iterator[Row]:
     from storage.errors import StorageError
     from storage.format import filenames
 
+    if RealEnv().is_dir(path):
+        fail(f"{path} is a directory: name files in it, such as {path}/*.log", exit_codes.USAGE)
     parsed = filenames.parse_file_name(os.path.basename(path))
     if parsed is None or parsed.kind == filenames.KEYS:
         kinds = ", ".join(filenames.FILE_KINDS)

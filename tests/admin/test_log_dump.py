@@ -172,3 +172,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     result = dumped(written(tmp_path, "notes.txt", b"x"))
     assert result.exit_code == exit_codes.USAGE
     assert "is not named as a file of a partition" in result.stderr
+
+
+def test_for_a_directory_the_command_asks_for_files_in_it(tmp_path: Path) -> None:
+    result = dumped(tmp_path)
+    assert result.exit_code == exit_codes.USAGE
+    reason = f"{tmp_path} is a directory: name files in it, such as {tmp_path}/*.log"
+    assert result.stderr == f"varve: {reason}\n"
