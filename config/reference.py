@@ -32,10 +32,10 @@ FILE` reports each error of a file with its line and setting, and starts no brok
 
 The broker creates the topics of the file at its start. It never deletes a topic or a partition
 because of the file. If the broker starts without the file, or the file no longer names a topic, the
-topic lacks the `cleanup.policy` and `retention.ms` of the file. If the built-in defaults would
-delete records that those two kept, the broker logs a warning. It then neither cleans nor expires
-the topic until the file names it again, or somebody sets the missing config or a new
-`cleanup.policy`.
+topic lacks the `cleanup.policy`, `retention.ms` and `varve.view` of the file. If the built-in
+defaults would delete records or a compacted view that those three kept, the broker logs a warning.
+It then neither cleans nor expires the topic, and keeps its view on disk without serving it, until
+the file names the topic again, or somebody sets the missing config or a new `cleanup.policy`.
 
 ## Settings file
 

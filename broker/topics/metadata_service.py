@@ -835,8 +835,9 @@ def _warn_of_unknown_policy(topic: Topic) -> None:
             "policy unknown",
             topic=topic.name,
             reason="a settings file had the policy of this topic, and this start has no file that "
-            "names it; the defaults would keep its records for less time: name it in the file, or "
-            "set its cleanup.policy or the retention.ms that it had, to clean or expire it",
+            "names it; the defaults would keep its records for less time, or remove its view: name "
+            "it in the file, or set the cleanup.policy, retention.ms or varve.view that it had, to "
+            "clean or expire it",
         )
 
 

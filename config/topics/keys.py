@@ -213,12 +213,15 @@ def policy_known(layers: TopicLayers) -> bool:
 
 
 def retention_of_file(layers: TopicLayers) -> dict[str, str]:
-    """Return the configs with which the settings file decides what is deleted from a topic."""
+    """Return the configs with which the settings file decides what is deleted from a topic.
+
+    A view that is switched off loses records that the log has no more.
+    """
     if not policy_known(layers):
         return {}
     return {
         name: values[0].value
-        for name in ("cleanup.policy", "retention.ms")
+        for name in ("cleanup.policy", "retention.ms", "varve.view")
         if (values := _set_values(layers, TOPIC_KEYS[name]))
         and values[0].source is ConfigSource.STATIC_BROKER
     }
@@ -234,6 +237,8 @@ def is_left_by_file(layers: TopicLayers, former: Mapping[str, str]) -> bool:
     default = TOPIC_KEYS["cleanup.policy"].default
     policy = policies[0].value if policies else default
     retention_ms = int(TOPIC_KEYS["retention.ms"].default)
+    if "varve.view" in unset and former["varve.view"] != TOPIC_KEYS["varve.view"].default:
+        return True
     return ("cleanup.policy" in unset and former["cleanup.policy"] != default) or (
         "delete" in policy.split(",")
         and "retention.ms" in unset
