@@ -118,7 +118,7 @@ class _ViewCompaction:
     sources: tuple[SegmentFacts, ...]
     aborted: Sequence[TxnIndexEntry]  # of the section, as the sources have them
     crcs: dict[int, int]  # known CRCs of log files, by base offset
-    log_start_offset: int  # drops records below it; 0 with a ledger
+    log_start_offset: int  # drops records below it; 0 if the ledger has records
     deleted: DeletedKeys | None
     runner: JobRunner | None = None
     share: BudgetShare | None = None
@@ -299,6 +299,7 @@ class ViewCompactor:
         sources: list[SegmentFacts] = []
         crcs: dict[int, int] = {}
         deleted = None if previous is None else previous.manifest.deleted
+        horizon = 0 if previous is None else previous.horizon  # 0: the ledger has no records
         if previous is not None:
             folder = f"{view_path(log.directory)}/{previous.manifest.compaction_id}"
             staged += [LinkedSource(folder, s.base_offset) for s in previous.manifest.segments]
@@ -313,6 +314,8 @@ class ViewCompactor:
             elif (tail := tail_of(log, segment, section.first_dirty_offset)) is not None:
                 staged.append(tail)
                 sources.append(facts_of_tail(segment, tail))
+                if horizon:
+                    section = section.from_batch(tail.base_offset, horizon)
         now_ms = self._env.wall_ms()
         compaction_id = new_job_id(self._env)
         return _ViewCompaction(
@@ -330,7 +333,7 @@ class ViewCompactor:
             # Now: the cleaner may remove the records and then their markers from the log.
             aborted=log.reader.aborted_transactions(section.first_dirty_offset, section.horizon),
             crcs=crcs,
-            log_start_offset=section.first_dirty_offset if previous is None else 0,
+            log_start_offset=0 if horizon else section.first_dirty_offset,
             deleted=deleted,
         )
 

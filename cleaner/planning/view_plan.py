@@ -10,7 +10,7 @@ Rules
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cleaner.job import CleanJob, ViewOrder, ViewRules
 from cleaner.planning.grouping import group_segments, job_settings, source_of
@@ -37,6 +37,16 @@ class ViewSection:
     def size_bytes(self) -> int:
         """Return the size of the segments."""
         return sum(segment.size_bytes for segment in self.segments)
+
+    def from_batch(self, base_offset: int, horizon: int) -> "ViewSection":
+        """Return the section with the whole of its first batch. `horizon` is that of the ledger.
+
+        DeleteRecords may set the log start within a batch. Its earlier records are read with it, so
+        they are ranked: otherwise they would follow the ledger's records of their keys unranked.
+        """
+        first = max(horizon, min(base_offset, self.first_dirty_offset))
+        missed = (horizon, first) if self.missed is not None and horizon < first else None
+        return replace(self, first_dirty_offset=first, missed=missed)
 
 
 def view_section(

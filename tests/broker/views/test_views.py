@@ -12,6 +12,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, for_code
 
+from broker.app import Broker
 from broker.event_loop import loop_turns
 from broker.quotas.memory_budget import PARTS
 from broker.topics.topics import TopicError
@@ -37,7 +38,7 @@ from storage.errors import InvalidViewError
 from storage.format.batch import Record, build_batch
 from storage.view.ledger import view_path
 from storage.view.view_log import ViewCursor
-from tests.support.broker.broker_in_memory import kafka_request
+from tests.support.broker.broker_in_memory import client_of, kafka_request
 from tests.support.broker.http_client import ask
 from tests.support.broker.topics_on_disk import setting
 from tests.support.broker.views.view_broker import (
@@ -203,6 +204,41 @@ async def test_a_view_outlives_the_originals() -> None:
         partition.log.delete_records(5)
         partition.log.retention.expire(env.wall_ms())
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
+
+
+async def produce_batch(broker: Broker, *records: tuple[bytes, bytes | None, int]) -> None:
+    """One batch of keys, values and timestamps in ms."""
+    rows = [Record(at, time_ms, key, value) for at, (key, value, time_ms) in enumerate(records)]
+    with client_of(broker) as client:
+        answer = await asyncio.to_thread(client.produce, "orders", bytes(build_batch(rows)))
+    assert answer.error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("strategy", ["offset", "timestamp"])
+@pytest.mark.parametrize("first", [b"right", None], ids=["value", "tombstone"])
+async def test_records_in_front_of_a_log_start_within_a_batch_are_ranked(
+    strategy: str, first: bytes | None
+) -> None:
+    """They followed the right record of their key, or brought a deleted key back."""
+    env = MemoryEnv()
+    async with broker_with_view(env, {"varve.view.strategy": strategy}) as broker:
+        now = env.wall_ms()
+        await produce_batch(broker, (b"k", b"zero", now - 9000))
+        await produce_batch(broker, (b"k", first, now), (b"z", b"z", now))
+        await broker.view_scheduler.compact(WHERE)
+        await produce_batch(
+            broker, (b"k", b"late", now - 5000), (b"x", b"1", now), (b"y", b"1", now)
+        )
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.delete_records(4)
+        status = await broker.view_scheduler.compact(WHERE)
+        assert status.missed == ()
+        late = (3, b"k", b"late")
+        present = [(1, b"k", first)] if strategy == "timestamp" and first else []
+        expected = [*present, (2, b"z", b"z"), *([late] if strategy == "offset" else [])]
+        found = await read_all(broker)
+        assert found == [*expected, (4, b"x", b"1"), (5, b"y", b"1")]
 
 
 async def test_a_reader_goes_over_a_gap_that_expired_unseen() -> None:
@@ -551,9 +587,9 @@ async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_n
     env.mkdir(folder)
     batch = build_batch([Record(0, env.wall_ms(), b"a", b"kept")])
     env.open(f"{folder}/{0:020d}.log", create=True).pwrite(bytes(batch), 0)
-    with pytest.raises(TopicError, match=r"a topic named orders\.compacted exists"):
-        async with broker_with_view(env):
-            pass
+    async with broker_with_view(env) as broker:
+        assert broker.topics.get("orders") is None
+        assert broker.topics.get("orders.compacted") is not None
     async with broker_with_view(env, {"varve.view": "none"}):
         pass
     async with broker_with_view(env) as broker:
@@ -621,3 +657,24 @@ async def test_the_readers_of_views_take_a_limited_amount_of_memory(
         memory = broker.views.cursor_memory
         released = "the closed connections have none"
         await asyncio.to_thread(wait_until, lambda: not memory.used_bytes, released)
+
+
+async def test_a_start_without_the_topic_in_the_file_keeps_its_view() -> None:
+    """The ledger may have the only copy of records that the log has lost."""
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+        await broker.view_scheduler.compact(WHERE)
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.delete_records(3)
+    async with broker_with_view(env, topics={}) as broker:
+        assert not broker.topics.existing("orders").config.policy_known
+        await broker.view_scheduler.tidy()
+        assert env.is_dir(view_path(f"/disk1/{WHERE}"))
+    async with broker_with_view(env) as broker:
+        assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2")]
+    async with broker_with_view(env, topics={}) as broker:
+        await broker.metadata_service.alter("orders", setting("varve.view", "none"))
+        await broker.view_scheduler.tidy()
+        assert not env.is_dir(view_path(f"/disk1/{WHERE}"))
