@@ -375,9 +375,9 @@ class LogMaintenance:
                 except LogDirectoryError as error:
                     self._fail_directory(error)
         for directory in self._directories(only):
-            now_ms = self._env.wall_ms()
-            purge = partial(self._manager.purge_deleted, now_ms, directory)
-            await self.threads.run(directory.path, purge)
+            purge = partial(self._manager.purge_deleted, self._env.wall_ms(), directory)
+            while await self.threads.run(directory.path, purge):
+                pass
 
     async def measure_disks(self, only: LogDirectory | None = None) -> None:
         """Measure size and free space of each data directory's file system."""

@@ -9,7 +9,7 @@ same id.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import NO_DIRECTORY, ClusterMetadata
@@ -28,6 +28,9 @@ from storage.format import filenames
 from storage.log.deletion import Delay
 from storage.model import TopicPartition
 
+# What a purge removes. It syncs the directory once for that, and a stop waits for it.
+FOLDERS_AT_ONCE: Final = 100
+PURGE_SECONDS_MAX: Final = 1.0
 RETRY_MS: Final = 60_000  # until the next attempt to remove a folder that could not be removed
 
 
@@ -114,7 +117,7 @@ class DeletedFolders:
                 raise
 
     def purge(self, log_directory: LogDirectory, now_ms: int) -> int:
-        """Remove the folders of a log directory that are due; return how many.
+        """Remove the first folders that are due, for a second at most; return how many they were.
 
         A folder with a fault of its own, for example a file of another user or a mount, stays for
         RETRY_MS; then a StorageError is raised after the other folders.
@@ -122,72 +125,92 @@ class DeletedFolders:
         """
         if not log_directory.is_online:
             return 0
-        faults: list[StorageError] = []
         waiting = self._waiting[log_directory.path]
         for at, item in enumerate(tuple(waiting)):  # others only append meanwhile
             waiting[at] = item._replace(delay=item.delay.seen_at(now_ms))
-        due = [item for item in tuple(waiting) if item.delay.is_over(now_ms)]
-        left = Counter(item.topic_id for item in tuple(waiting))
+        present = tuple(waiting)
+        due = [item for item in present if item.delay.is_over(now_ms)][:FOLDERS_AT_ONCE]
+        faults: list[StorageError] = []
+        removed: list[DeletedFolder] = []
+        end = self._env.monotonic() + PURGE_SECONDS_MAX
         for folder in due:
-            _, path, topic, topic_id = folder
-            is_last = topic_id is not None and left[topic_id] == 1
+            if self._env.monotonic() >= end:
+                break
             try:
-                if self._env.exists(path):  # otherwise it was removed by hand
-                    self._env.remove_tree(path)
-                # The order matters: a folder that is renamed after the check is synced, too.
-                in_place = is_last and self._is_in_place(log_directory, topic, topic_id)
-                self._env.sync_dir(log_directory.path)
+                if self._env.exists(folder.path):  # otherwise it was removed by hand
+                    self._env.remove_tree(folder.path)
             except OSError as error:
-                if is_out_of_descriptors(error):
-                    raise NoRoomError(error, path) from error
-                failure = log_directory.failure(path, "removal of", error)
+                failure = self._failure(log_directory, folder.path, "removal of", error)
                 if not isinstance(failure, PartitionFolderError):
                     raise failure from error
                 later = folder._replace(delay=Delay(now_ms, RETRY_MS))
                 waiting[waiting.index(folder)] = later
                 faults.append(StorageError(failure.reason))
-                continue
-            waiting.remove(folder)
-            left[topic_id] -= 1
-            if topic_id is not None and is_last and not in_place:
-                self.confirmed.append((topic_id, log_directory.directory_id))
+            else:
+                removed.append(folder)
+        if removed:
+            left = Counter(item.topic_id for item in present)
+            left.subtract(item.topic_id for item in removed)
+            gone = {item.topic_id: item.topic for item in removed if not left[item.topic_id]}
+            try:
+                # The order matters: a folder that is renamed after the check is synced, too.
+                confirmed = self._all_renamed(log_directory, gone)
+                self._env.sync_dir(log_directory.path)
+            except OSError as error:
+                path = log_directory.path
+                raise self._failure(log_directory, path, "sync of", error) from error
+            for folder in removed:
+                waiting.remove(folder)
+            self.confirmed += [(topic_id, log_directory.directory_id) for topic_id in confirmed]
         if faults:
             raise faults[0]
-        return len(due)
+        return len(removed)
+
+    def _failure(
+        self, log_directory: LogDirectory, path: str, action: str, error: OSError
+    ) -> StorageError:
+        if is_out_of_descriptors(error):
+            return NoRoomError(error, path)
+        return log_directory.failure(path, action, error)
 
     def confirm_renamed(self, log_directory: LogDirectory) -> None:
         """Confirm the topics whose folders were all renamed: the last step before a stop.
 
         Raises OSError.
         """
-        topics = {
-            item.topic_id: item.topic
-            for item in tuple(self._waiting[log_directory.path])
-            if item.topic_id is not None
-        }
-        renamed = [
-            topic_id
-            for topic_id, topic in topics.items()
-            if not self._is_in_place(log_directory, topic, topic_id)
-        ]
+        topics = {item.topic_id: item.topic for item in tuple(self._waiting[log_directory.path])}
+        renamed = self._all_renamed(log_directory, topics)
         if renamed:
             self._env.sync_dir(log_directory.path)
         self.confirmed += [(topic_id, log_directory.directory_id) for topic_id in renamed]
 
-    def _is_in_place(self, log_directory: LogDirectory, topic: str, topic_id: bytes | None) -> bool:
-        """Return whether a folder of a deleted topic has not been renamed yet. Raises OSError."""
-        for name in self._env.listdir(log_directory.path):
+    def _all_renamed(
+        self, log_directory: LogDirectory, topics: Mapping[bytes | None, str]
+    ) -> list[bytes]:
+        """Return the ids of those deleted topics that have no folder in place. Raises OSError.
+
+        `topics`: names by id; None is no topic.
+        """
+        ids = {name: set[bytes]() for name in topics.values()}
+        for topic_id, name in topics.items():
+            if topic_id is not None:
+                ids[name].add(topic_id)
+        in_place = set[bytes]()
+        for name in self._env.listdir(log_directory.path) if any(ids.values()) else ():
             partition = filenames.parse_partition_dir(name)
-            if partition is None or partition.topic != topic:
+            candidates = None if partition is None else ids.get(partition.topic)
+            if not candidates:
                 continue
             try:
-                if topic_id_in(self._env, log_directory.file(name)) in (topic_id, None):
-                    return True
+                topic_id = topic_id_in(self._env, log_directory.file(name))
             except OSError as error:
-                if is_folder_error(error):
-                    return True  # its topic is unknown
-                raise
-        return False
+                if not is_folder_error(error):
+                    raise
+                topic_id = None  # unknown
+            in_place |= candidates if topic_id is None else candidates & {topic_id}
+        return [
+            topic_id for topic_id in topics if topic_id is not None and topic_id not in in_place
+        ]
 
     def confirm_absent(
         self,

@@ -8,6 +8,7 @@ import pytest
 from storage.env import write_file
 from storage.errors import PartitionFolderError
 from storage.format import filenames
+from storage.manager.deleted_folders import FOLDERS_AT_ONCE
 from storage.manager.log_manager import LogManager
 from tests.support.storage.log_managers import (
     ONE,
@@ -251,3 +252,27 @@ def test_a_stop_does_not_confirm_a_deletion_that_is_not_complete(env: MemoryEnv)
     again, report = opened(env)
     assert report.removed == (f"{ONE}/orders-2",)
     assert again.metadata.deleted_topic_ids == {TOPIC_ID: (partitions[2],)}
+
+
+def test_a_purge_removes_some_folders_with_one_sync_and_the_next_one_the_rest(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, _ = opened(env, ONE)
+    make_topic(manager, "wide", FOLDERS_AT_ONCE + 3)
+    drop_topic(manager, "wide")
+    assert manager.metadata.deleted_topic_ids
+    synced: list[str] = []
+    sync_dir = env.sync_dir
+
+    def note(path: str) -> None:
+        synced.append(path)
+        sync_dir(path)
+
+    monkeypatch.setattr(env, "sync_dir", note)
+    past_ms = env.wall_ms() + SMALL.file_delete_delay_ms
+    for removed, left in ((FOLDERS_AT_ONCE, 3), (3, 0), (0, 0)):
+        synced.clear()
+        assert manager.purge_deleted(past_ms) == removed
+        assert synced == [ONE] * (removed > 0)
+        assert sum(name.endswith("-delete") for name in env.listdir(ONE)) == left
+        assert bool(manager._deleted.confirmed) == (left == 0)
