@@ -33,7 +33,7 @@ from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings, client_of
 from tests.support.broker.http_client import get
 from tests.support.ports import free_port
-from tests.support.storage.logs import batch_of
+from tests.support.storage.logs import batch_of, fill
 from tests.support.storage.memory_env import MemoryEnv
 
 OFFSETS = "__consumer_offsets"
@@ -342,6 +342,7 @@ async def test_a_long_stop_says_how_many_logs_are_closed(monkeypatch: pytest.Mon
     monkeypatch.setattr(systemd.ProgressReports, "report", report)
     env = MemoryEnv(seed=1)
     async with broker_in_memory(env, topics={"orders": {"partitions": 3}}) as broker:
+        fill(broker.topics.existing("orders").partitions[1].log, 1)  # there is something to sync
         env.fail_on(hold_up, 5)
         await broker.stop()
     assert reached.is_set()
