@@ -134,8 +134,7 @@ def a_missing_folder_fails_its_directory(patch: pytest.MonkeyPatch) -> None:
         try:
             for file in self.files:
                 file.sync()
-            if self.with_names:
-                self.env.sync_dir(self.directory)
+            self.env.sync_dir(self.directory)
         except OSError as error:
             self.log_directory.fail(f"sync of {self.directory}: {error}")
             raise LogDirectoryError(self.log_directory.path, str(error)) from error
@@ -372,7 +371,7 @@ PLANTED = [
         (COMPACT, ("segment_bytes", "1048576")),
         first=15,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=858),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=10),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=12),
     Planted(
         leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2130
