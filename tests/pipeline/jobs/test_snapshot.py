@@ -187,6 +187,22 @@ def test_a_time_in_a_gap_that_the_cleaner_made_is_refused(
 
 
 @pytest.mark.spark
+def test_a_gap_at_the_end_of_a_cleaned_log_is_not_taken_for_its_state(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    """A key was written before the time and deleted after it, and both records are gone."""
+    make_topic(broker, topic, 1, delete_retention_ms="0")
+    for minute, row in ((0, (b"a", b"1")), (1, (b"x", b"2")), (3, (b"x", None))):
+        write(broker, topic, [row], timestamp=START_MS + minute * 60_000)
+    clean(broker, topic, 0)
+    addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
+    wait_until(lambda: len(read_model(broker, topic, 1).rows) == 1, "the tombstone has gone", 30)
+    write(broker, topic, [(b"late", b"4")], timestamp=START_MS + 240_000)
+    with pytest.raises(JobError, match=f"{topic}-0 as of 1 is gone"):
+        taken(spark, addresses, topic, tmp_path / "t", AsOf(time_ms=START_MS + 120_000))
+
+
+@pytest.mark.spark
 def test_a_state_that_compaction_has_merged_is_refused_or_the_nearest_is_taken(
     spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
