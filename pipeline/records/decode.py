@@ -264,7 +264,8 @@ class BatchDecoder:
         new = slice(self._count, next_count)
         self._offsets[new] = rows.offsets[first:end]
         self._kinds[new] = rows.kinds[first:end]
-        self._times_ms[new] = rows.times_ms[first:end]
+        if not self._columns_selected.isdisjoint(("timestamp", "timestampMs")):
+            self._times_ms[new] = rows.times_ms[first:end]
         if "key" in self._columns_selected:
             self._columns["key"].append(buf, rows.key_at, rows.key_bytes, first, end)
         if "value" in self._columns_selected:
