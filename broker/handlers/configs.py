@@ -291,16 +291,13 @@ async def _alter_topics(
 ) -> list[TopicResult]:
     """Change the settings of topics, and look for records without keys in those now compacted."""
     services = context.services
-    before = {
-        name
-        for name in (alteration.name for alteration in alterations)
-        if (topic := services.topics.get(name)) is not None and topic.config.compacts
-    }
+    topics = [services.topics.get(alteration.name) for alteration in alterations]
+    compacted = {topic.name for topic in topics if topic is not None and topic.config.compacts}
     results = await services.metadata_service.alter_all(
         alterations, validate_only=validate_only, client=context.client
     )
     async for result in Turns().over(results):
-        if isinstance(result, Topic) and result.config.compacts and result.name not in before:
+        if isinstance(result, Topic) and result.config.compacts and result.name not in compacted:
             services.keyless.warn_later(result)
     return results
 
