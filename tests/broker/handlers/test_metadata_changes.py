@@ -1,7 +1,6 @@
 """Requests that change the metadata: who pauses holds nothing, and topics share the saves."""
 
 import asyncio
-import inspect
 import json
 from collections.abc import Sequence
 from itertools import chain, repeat
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
-from broker.handlers.dispatch import TOPIC_CHANGES
+from broker.handlers.dispatch import TOPIC_CHANGES, Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.network.connection import CloseConnectionError
 from broker.security.principal import Principal, client_of
@@ -18,48 +17,38 @@ from broker.topics.change_pauses import BURST_SECONDS, CHANGE_SECONDS_MAX, METAD
 from broker.topics.metadata_service import PARTITIONS_PER_GROUP
 from protocol import messages as m
 from protocol.api import ApiKey
-from protocol.codec import decode_response, encode_request
 from protocol.errors import ErrorCode
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import ask
-from tests.support.broker.principals import fake_connection, make_context
+from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.memory_env import MemoryEnv
 
-TOPIC, BROKER = 2, 4
+TOPIC = 2
 SET = 0
 TIMEOUT_SECONDS = 60
 MANY = [f"missing-{number:06d}" for number in range(200)]  # more than 4 KiB
 
 
-class Client:
-    """A connection of a user; all share one dispatcher, as in a broker."""
+class Client(PrincipalClient):
+    """A connection of a user, who may leave; all share one dispatcher, as in a broker."""
 
-    def __init__(self, broker: Broker, dispatcher: Any, user: str) -> None:
+    def __init__(self, broker: Broker, dispatcher: Dispatcher, user: str) -> None:
+        super().__init__(broker, user, dispatcher=dispatcher)
         self.has_left = False
-        self._context = make_context(broker, Principal(user))
-        self._context.has_left = lambda: self.has_left
-        self._dispatcher = dispatcher
-
-    async def ask(self, key: ApiKey, version: int, body: m.Message) -> Any:
-        frame = memoryview(bytearray(encode_request(key, version, 1, "c", body)[4:]))
-        answer = self._dispatcher.handle(fake_connection(self._context), frame)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        parts = [answer] if isinstance(answer, bytes) else answer
-        return decode_response(key, version, b"".join(parts)[4:])[1]
+        self.context.has_left = lambda: self.has_left
 
     async def alter(self, names: Sequence[str], *, validate_only: bool = False) -> list[int]:
-        answer = await self.ask(
+        answer = await self.request(
             ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, alteration(names, validate_only=validate_only)
         )
         return [row.error_code for row in answer.responses]
 
 
 def alteration(
-    names: Sequence[str], *, validate_only: bool = False, value: str = "1000000"
+    names: Sequence[str], *, validate_only: bool = False
 ) -> m.IncrementalAlterConfigsRequest:
     config = m.IncrementalAlterConfigsRequestConfig(
-        name="retention.ms", config_operation=SET, value=value
+        name="retention.ms", config_operation=SET, value="1000000"
     )
     return m.IncrementalAlterConfigsRequest(
         resources=[
@@ -148,7 +137,7 @@ async def test_a_topic_is_not_created_for_metadata_while_its_client_pauses() -> 
         codes = []
         for client in (eve, ann):
             row = m.MetadataRequestTopic(name="new")
-            answer = await client.ask(ApiKey.METADATA, 12, m.MetadataRequest(topics=[row]))
+            answer = await client.request(ApiKey.METADATA, 12, m.MetadataRequest(topics=[row]))
             codes.append(answer.topics[0].error_code)
         assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
 

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -323,13 +323,19 @@ async def test_a_reset_of_offsets_is_a_change_and_a_commit_of_a_consumer_is_none
     assert (reset["offsets"], reset["partitions"]) == ({"orders": {0: 4}}, 1)
 
 
-async def test_a_reset_of_many_partitions_is_one_event_for_each_result() -> None:
-    async with http_broker(13) as broker:
+async def lines_of_reset(seed: int, **offsets: Any) -> list[MutableMapping[str, Any]]:
+    """The log of a reset of a group that has had a member; `offsets` are those of `commit`."""
+    async with http_broker(seed) as broker:
         root = PrincipalClient(broker, "root")
         await coordinated(root)
         await leave(root, member_id=await joined(root, "first"))
         with capture_logs() as lines:
-            await commit(root, "g", 4, partitions=3)
+            await commit(root, "g", 4, **offsets)
+    return lines
+
+
+async def test_a_reset_of_many_partitions_is_one_event_for_each_result() -> None:
+    lines = await lines_of_reset(13, partitions=3)
     (reset,) = events(lines, "administrative change")
     assert (reset["offsets"], reset["partitions"]) == ({"orders": {0: 4}}, 1)
     (failed,) = events(lines, "administrative change failed")
@@ -337,24 +343,14 @@ async def test_a_reset_of_many_partitions_is_one_event_for_each_result() -> None
 
 
 async def test_a_reset_names_a_hundred_partitions_of_all_topics_together() -> None:
-    async with http_broker(14) as broker:
-        root = PrincipalClient(broker, "root")
-        await coordinated(root)
-        await leave(root, member_id=await joined(root, "first"))
-        with capture_logs() as lines:
-            await commit(root, "g", 4, topics=[f"t{number}" for number in range(300)])
+    lines = await lines_of_reset(14, topics=[f"t{number}" for number in range(300)])
     (failed,) = events(lines, "administrative change failed")
     assert sum(map(len, failed["offsets"].values())) == PARTITIONS_MAX
     assert failed["partitions"] == 300
 
 
 async def test_a_reset_shortens_the_names_of_topics() -> None:
-    async with http_broker(16) as broker:
-        root = PrincipalClient(broker, "root")
-        await coordinated(root)
-        await leave(root, member_id=await joined(root, "first"))
-        with capture_logs() as lines:
-            await commit(root, "g", 4, topics=["t" * 30_000])
+    lines = await lines_of_reset(16, topics=["t" * 30_000])
     (failed,) = events(lines, "administrative change failed")
     assert failed["offsets"] == {"t" * TEXT_CHARACTERS_MAX: {0: 4}}
 

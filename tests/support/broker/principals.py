@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from broker.app import Broker
 from broker.event_loop.loop_turns import ROUND_SECONDS, TurnQueue
+from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.network.connection import Connection
 from broker.network.request_context import RequestContext
@@ -54,12 +55,22 @@ def fake_connection(context: RequestContext | None = None) -> Connection:
 
 
 class PrincipalClient:
-    """One connection of a principal; frames pass the dispatcher, not a socket."""
+    """One connection of a principal; frames pass the dispatcher, not a socket.
 
-    def __init__(self, broker: Broker, principal: str, host: str = "127.0.0.1") -> None:
-        context = make_context(broker, Principal(principal), host)
-        self._dispatcher = make_dispatcher(broker._services)
-        self._connection = fake_connection(context)
+    Connections share slots only if they have the same `dispatcher`.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        principal: str,
+        host: str = "127.0.0.1",
+        *,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:
+        self.context = make_context(broker, Principal(principal), host)
+        self._dispatcher = dispatcher or make_dispatcher(broker._services)
+        self._connection = fake_connection(self.context)
 
     async def request(self, key: int, version: int, body: Message) -> Any:
         """Return the decoded response."""
