@@ -505,6 +505,8 @@ class Broker:
         self.view_scheduler.start()
         self.erasures.start()
         self.readiness.begin_serving()
+        if self.reloader is not None:
+            self.reloader.start()
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process
 
@@ -515,10 +517,13 @@ class Broker:
         self.readiness.begin_stopping()
 
     def request_reload(self) -> None:
-        """Read the settings file again (SIGHUP); stop if there is none."""
+        """Read the settings file again (SIGHUP); stop if there is none.
+
+        During the start, this waits for its end.
+        """
         if self.reloader is None:
             self.request_stop()
-        elif self.readiness.is_serving:
+        elif not self.readiness.is_stopping:
             self.reloader.request()
 
     async def wait_stopped(self) -> None:

@@ -5,7 +5,7 @@ topic of the file cannot be created, for lack of room for example, all else is i
 outcome of the last reload is kept for metrics, the overview and systemd.
 Dynamic settings override the file's. The log names each key that a dynamic setting overrides, and
 each key that takes effect at the next start only. Reloads run one at a time; all signals that
-arrive during one cause one more.
+arrive during one cause one more, and all that arrive during the start cause one when it ends.
 
 A thread reads and checks the file, with the function that the start uses: checking thousands of
 topics would block the event loop for too long.
@@ -138,6 +138,7 @@ class Reloader:
         self.certificate_refused = False  # by the last reload, which kept the old one
         self.last: LastReload | None = None
         self._requested = False
+        self._has_started = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -149,10 +150,16 @@ class Reloader:
         """Note why the start did not create a topic of the file."""
         self.last = LastReload(self._wall_ms(), failure, is_in_effect=True)
 
+    def start(self) -> None:
+        """Carry out requests from now on: the broker has applied the settings of its start."""
+        self._has_started = True
+        if self._requested:
+            self.request()
+
     def request(self) -> None:
-        """Start a reload, or one more after the present one."""
+        """Start a reload, or one more after the present one; before `start`, note the request."""
         self._requested = True
-        if self._task is None:
+        if self._has_started and self._task is None:
             self._task = asyncio.create_task(self._work(), name="reload")
 
     async def stop(self) -> None:

@@ -38,6 +38,7 @@ class Daemon:
             self._metadata,
             wall_ms=lambda: 5000,
         )
+        self.reloader.start()
 
     def _metadata(self) -> ClusterMetadata:
         return new_metadata(MemoryEnv(seed=1), "cluster", 1)
@@ -179,5 +180,26 @@ async def test_a_topic_of_the_file_that_cannot_be_created_stops_no_start_and_no_
         assert problem.startswith("settings in effect, but not all topics created: ")
         assert "limits.partitions allows 5" in problem
         assert not await broker.reloader.reload()  # as before: the file asks for too much
+    finally:
+        await broker.stop()
+
+
+async def test_signals_during_the_start_are_one_reload_when_it_ends() -> None:
+    settings, reads = broker_settings(), list[Settings]()
+
+    def load() -> Settings:
+        reads.append(settings)
+        return settings
+
+    broker = Broker(settings, MemoryEnv(seed=3), load=load)
+    for _ in range(3):
+        broker.request_reload()
+    await broker.start()
+    try:
+        async with asyncio.timeout(5):
+            while broker.reloader is None or broker.reloader.last is None:
+                await asyncio.sleep(0.001)
+        assert len(reads) == 1
+        assert broker.reloader.problem is None
     finally:
         await broker.stop()
