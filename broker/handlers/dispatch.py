@@ -84,9 +84,10 @@ LISTS: Final = frozenset(
         ApiKey.DESCRIBE_ACLS,
     )
 )
-# Changes of topics wait for the disk, and the metadata service serialises them. Large ones have a
-# limit of their own, so that they never block other large requests.
-TOPIC_CHANGES_AT_ONCE: Final = 1
+# Changes of topics wait for the disk. Each client has one at a time, and the metadata service makes
+# those of several clients in turns. They have a limit of their own, so that they never block other
+# large requests.
+TOPIC_CHANGES_AT_ONCE: Final = 4
 TOPIC_CHANGES: Final = frozenset(
     (
         ApiKey.CREATE_TOPICS,

@@ -14,7 +14,7 @@ from broker.handlers.routes import make_dispatcher
 from broker.network.connection import CloseConnectionError
 from broker.security.principal import Principal, client_of
 from broker.topics.change_pauses import BURST_SECONDS, CHANGE_SECONDS_MAX, METADATA_CHANGES
-from broker.topics.metadata_service import PARTITIONS_PER_GROUP
+from broker.topics.metadata_service import PARTITIONS_PER_GROUP, TopicAlteration
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -168,6 +168,24 @@ async def test_topics_of_one_request_share_the_saves() -> None:
         assert [name for name, code in zip(asked, codes, strict=True) if code] == ["missing", ""]
         assert {code for code in codes if code} <= {unknown, ErrorCode.INVALID_TOPIC_EXCEPTION}
         assert {broker.topics.existing(name).config.retention_ms for name in names} == {1_000_000}
+
+
+async def test_large_requests_of_two_clients_take_turns_by_groups_of_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        service, order = broker.metadata_service, list[str]()
+        alter_group = service._alter_group
+
+        async def noted(group: Sequence[TopicAlteration], **options: bool) -> Any:
+            order.append(group[0].name[:3])
+            return await alter_group(group, **options)
+
+        monkeypatch.setattr(service, "_alter_group", noted)
+        dispatcher = make_dispatcher(broker._services)
+        names = {user: [f"{user}-{name}" for name in MANY] for user in ("eve", "ann")}
+        await asyncio.gather(*(Client(broker, dispatcher, u).alter(names[u]) for u in names))
+        assert order == ["eve", "ann"] * (len(MANY) // PARTITIONS_PER_GROUP)
 
 
 async def test_what_writes_nothing_is_not_counted() -> None:
