@@ -197,7 +197,7 @@ async def test_signals_during_the_start_are_one_reload_when_it_ends() -> None:
     await broker.start()
     try:
         async with asyncio.timeout(5):
-            while broker.reloader is None or broker.reloader.last is None:
+            while broker.reloader is None or broker.reloader.last is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert len(reads) == 1
         assert broker.reloader.problem is None
