@@ -19,7 +19,7 @@ import structlog
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
-from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -41,6 +41,7 @@ from broker.http.exposition import Encode, encoded
 from broker.http.health import HealthConnections, HealthStatus, answer
 from broker.http.observation import Handler, HttpObserver
 from broker.http.tls_listener import BACKLOG, TlsListener
+from broker.http.transport import HttpTransport
 from broker.logging import RateLimitedLogger
 from broker.network.acceptor import Acceptor
 from broker.quotas.connection_rates import ConnectionRates
@@ -50,6 +51,9 @@ MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # slow to send the head or body of a request, is closed. At the limit, a new connection replaces
 # another one (connections.py), or gets health checks only (health.py), which count apart.
 CONNECTIONS_MAX: Final = 128
+# aiohttp reads on while it has less than this of a body, or fewer chunks than a sixteenth of it: to
+# join these takes less than a millisecond.
+READ_BUFFER_BYTES: Final = 16 << 10
 IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two requests
 BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
@@ -159,6 +163,7 @@ class HttpServer:
             keepalive_timeout=IDLE_SECONDS,
             logger=_server_logger(),
             auto_decompress=False,  # it runs before any check: 400 KB can unpack to 400 MB
+            read_bufsize=READ_BUFFER_BYTES,
         )
         self._acceptor = Acceptor(self._serve)
         self._connections = HttpConnections()
@@ -183,13 +188,22 @@ class HttpServer:
         handle = server.request_handler
         server.request_handler = partial(_refuse_expectations, handle)
         if tls_context is not None:
-            self._tls = TlsListener(self._health_connections.protocol, tls_context, self._turns)
+            self._tls = TlsListener(
+                self._health_connections.protocol, tls_context, self._turns, self._turns_of
+            )
             return await self._tls.start(host, port)
         return await self._acceptor.listen(host, port, backlog=BACKLOG)
 
     async def _serve(self, accepted: socket.socket, _peer: str) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(self._health_connections.protocol, accepted)
+        protocol = self._health_connections.protocol()
+        transport = HttpTransport(protocol, self._turns, self._turns_of)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: transport, accepted)
+
+    def _turns_of(self, protocol: asyncio.Protocol) -> TurnQueue | None:
+        if not isinstance(protocol, RequestHandler):
+            return None  # a health check waits for nobody
+        is_stranger = self._connections.sender(protocol) is None
+        return self._turns.strangers if is_stranger else self._turns.clients
 
     def _serve_requests(self) -> asyncio.Protocol | None:
         server = self._runner.server

@@ -15,6 +15,7 @@ import structlog
 
 from broker.event_loop.loop_turns import ConnectionTurns
 from broker.http.tls_transport import TlsTransport
+from broker.http.transport import FindTurns
 from broker.logging import RateLimitedLogger
 from broker.network.acceptor import Acceptor
 
@@ -33,12 +34,14 @@ class TlsListener:
         connect: Callable[[], asyncio.BaseProtocol],
         context: ssl.SSLContext,
         turns: ConnectionTurns,
+        find_turns: FindTurns,
     ) -> None:
         """`connect` makes the protocol of a connection."""
         self.context = context  # of new connections; a reload replaces it
         self.failures = 0
         self._connect = connect
         self._turns = turns
+        self._find_turns = find_turns
         self._acceptor = Acceptor(self._shake_hands)
         self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
 
@@ -70,7 +73,9 @@ class TlsListener:
             reason = getattr(error, "reason", None) or str(error)
             logger.info("connection closed", subject=peer, reason=f"TLS failed: {reason}")
 
-        transport = TlsTransport(self._connect(), self.context, failed, self._turns)
+        transport = TlsTransport(
+            self._connect(), self.context, failed, self._turns, self._find_turns
+        )
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: transport, connection)
         try:

@@ -24,6 +24,7 @@ from tests.support.storage.memory_env import MemoryEnv
 
 LONGEST_HEADER = 8_000  # bytes; aiohttp accepts 8,190
 LINES_PER_TURN_MAX = 30_000
+LINES_OF_CHUNKS_MAX = 80_000  # 4 ms: aiohttp joins what it has, and parses what follows
 CLOCK_RATE = 10
 HEAD = (
     b"POST /api/v1/cleaner/hold HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -315,6 +316,25 @@ async def test_no_header_of_a_stranger_takes_long_to_parse(
             await get(broker, path, **{name: value})
         turns[name] = meter.longest_turn
     assert {name: lines for name, lines in turns.items() if lines > LINES_PER_TURN_MAX} == {}
+
+
+async def test_a_body_in_chunks_of_one_byte_takes_short_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker:
+        meter = LoopMeter(CLOCK_RATE)
+        monkeypatch.setattr("broker.http.transport.perf_counter", meter.seconds)
+        with meter.measuring(monkeypatch):
+            peers = [await connect(broker) for _ in range(10)]
+            for _, writer in peers:
+                writer.write(head + b"1\r\nx\r\n" * 20_000)
+            for reader, writer in peers:
+                assert (await reader.readline()).startswith(b"HTTP/1.1 415 ")
+                await writer.drain()
+            for _, writer in peers:
+                writer.close()
+        assert meter.longest_turn <= LINES_OF_CHUNKS_MAX
 
 
 @pytest.mark.parametrize("version", ["x", "", "1.0.0.", "2.x"])

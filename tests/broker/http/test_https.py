@@ -169,7 +169,7 @@ async def test_handshakes_share_the_time_of_strangers_in_a_round_of_the_loop(
             await asyncio.sleep(0)
 
     monkeypatch.setattr(TlsChannel, "shake_hands", shake_hands_slowly)
-    monkeypatch.setattr("broker.http.tls_transport.perf_counter", lambda: now)
+    monkeypatch.setattr("broker.http.transport.perf_counter", lambda: now)
     ticker = asyncio.create_task(count_turns())
     peers = [
         await asyncio.open_connection("127.0.0.1", broker.http.address.port) for _ in range(30)
