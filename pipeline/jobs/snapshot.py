@@ -85,11 +85,12 @@ def snapshot(
     started = time.monotonic()
     if forms is not None:
         forms.check()
-    requested = as_of.offsets
+    requested, missing = as_of.offsets, frozenset[int]()
     if as_of.time_ms is not None:
         # Look up before the lease rolls segments: a closed segment may be cleaned and start later.
         topic_bounds = fetch_bounds(broker.cluster, topic, partitions=options.get("partitions"))
-        requested = offsets_as_of_time(broker.cluster, topic, topic_bounds, as_of.time_ms)
+        time_offsets = offsets_as_of_time(broker.cluster, topic, topic_bounds, as_of.time_ms)
+        requested, missing = time_offsets.offsets, time_offsets.missing
     with open_topic(spark, broker, topic, reporter=reporter, **options) as (reading, bounds):
         moved: list[Moved] = []
         if requested is not None:
@@ -97,7 +98,7 @@ def snapshot(
                 number: requested.get(number, bounds.first[number]) for number in bounds.end
             }
             requested, moved = check_offsets(
-                reading, broker.client, bounds, requested, nearest=as_of.nearest
+                reading, broker.client, bounds, requested, missing=missing, nearest=as_of.nearest
             )
         read = all_records if as_of.all_records else open_state
         state = read(reading, bounds, COLUMNS, as_of=requested)

@@ -7,13 +7,14 @@ Rules
   refused, or with `nearest` moved to the earliest state that is left.
 - If offsets are missing before the first later record that is left, a missing record may have been
   the first later one. So the state as of a time is requested as of the offset after the last record
-  of that time or before, which is gone if a clean removed the missing records. If no such record is
-  left, it is requested as of the last offset before the log start.
+  of that time or before. If the record there is missing and a clean has reached it, that state is
+  gone: the missing record may also have been of that time or before. If no record of that time or
+  before is left, the state is requested as of the last offset before the log start.
 - A transaction marker is a record with the time at which the transaction ended.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -42,6 +43,14 @@ class Moved:
     partition: int
     requested: int
     taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOffsets:
+    """The offset of each partition as of a time; `missing`: partitions without a record there."""
+
+    offsets: dict[int, int]
+    missing: frozenset[int]
 
 
 def parse_offsets(text: str, partitions: Sequence[int]) -> dict[int, int]:
@@ -78,7 +87,7 @@ def parse_time(text: str) -> int:
 
 def offsets_as_of_time(
     cluster: Cluster, topic: str, bounds: TopicBounds, time_ms: int
-) -> dict[int, int]:
+) -> TimeOffsets:
     """Return the offset of each partition's first record after a time, or its end offset.
 
     If that record may have been removed, return the first offset that it can have had, or an offset
@@ -87,23 +96,27 @@ def offsets_as_of_time(
     places = [TopicPartition(topic, number) for number in bounds.end]
     with WireClient(cluster) as client:
         results = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
-        offsets = {}
+        offsets, missing = {}, set[int]()
         for partition, offset in results.items():
-            first, end = bounds.first[partition.partition], bounds.end[partition.partition]
+            number = partition.partition
+            first, end = bounds.first[number], bounds.end[number]
             later = end if offset == NO_OFFSET else min(offset, end)
-            offsets[partition.partition] = _first_later(client, partition, first, later, time_ms)
-    return offsets
+            offsets[number], is_missing = _first_later(client, partition, first, later, time_ms)
+            if is_missing:
+                missing.add(number)
+    return TimeOffsets(offsets, frozenset(missing))
 
 
 def _first_later(
     client: WireClient, partition: TopicPartition, first: int, later: int, time_ms: int
-) -> int:
+) -> tuple[int, bool]:
     """Return the lowest offset that the first record after a time can have had.
 
-    `later` is the offset of the first one that is left, or the end of the log.
+    Return also whether a record between two that are left is missing there. `later` is the offset
+    of the first later record that is left, or the end of the log.
     """
     if later <= first:
-        return max(0, first - 1)
+        return max(0, first - 1), False
     is_missing = False  # an offset between the last record of that time or before and `later`
     above = later  # the lowest record left so far
     begin, count = later, 1
@@ -113,12 +126,12 @@ def _first_later(
         for offset, at_ms in reversed(list(_records_left(client, partition, begin, end))):
             is_missing = is_missing or offset + 1 < above
             if at_ms is None or at_ms <= time_ms:
-                return offset + 1 if is_missing else later
+                return (offset + 1, offset + 1 < above) if is_missing else (later, False)
             above = offset
     if first > 0:
-        return first - 1
+        return first - 1, False
     # The state as of 0 is empty, and never gone.
-    return 1 if above > 0 else later
+    return (1 if above > 0 else later), False
 
 
 def _records_left(
@@ -146,11 +159,12 @@ def check_offsets(
     bounds: TopicBounds,
     requested: Mapping[int, int],
     *,
+    missing: Collection[int] = (),
     nearest: bool,
 ) -> tuple[dict[int, int], list[Moved]]:
     """Check that the states as of these offsets exist; return the offsets to use and those moved.
 
-    Call it while the lease is open. Raises JobError.
+    `missing`: see TimeOffsets. Call this while the lease is open. Raises JobError.
     """
     topic = reading.lease.plan.topic
     jobs = {
@@ -164,7 +178,9 @@ def check_offsets(
             raise JobError(
                 f"{where} as of {offset}: its last stable offset is {end}", exit_codes.USAGE
             )
-        earliest = max(first, _earliest(reading, client, jobs.get(number), number, offset))
+        job, is_missing = jobs.get(number), number in missing
+        earliest = _earliest(reading, client, job, number, offset, is_missing=is_missing)
+        earliest = max(first, earliest)
         if earliest <= offset:
             continue
         if nearest and earliest <= end:
@@ -184,15 +200,21 @@ def check_offsets(
 
 
 def _earliest(
-    reading: Reading, client: ApiClient, job: CleanJob | None, number: int, offset: int
-) -> int:
-    """Return the earliest offset at or after `offset` whose state is complete."""
+    reading: Reading, client: ApiClient, job: CleanJob | None, number: int, offset: int,
+    *, is_missing: bool,
+) -> int:  # fmt: skip
+    """Return the earliest offset at or after `offset` whose state is complete.
+
+    `is_missing`: the record at the offset is, and the state is needed with it and without it.
+    """
     if job is None or not job.groups:
         return offset
     topic = reading.lease.plan.topic
     cleaned = fetch_cleaned_end_offset(client, topic, number)
     if cleaned is not None and cleaned <= offset:
         return offset
+    if is_missing:
+        return job.end_offset if cleaned is None else cleaned
     # Segments with offsets below: if none of their offsets is missing, nothing was removed.
     edges = [source.next_base_offset for source in source_segments(job)]
     edge = next((edge for edge in edges if edge >= offset), edges[-1])

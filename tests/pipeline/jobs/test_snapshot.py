@@ -319,3 +319,19 @@ def test_a_record_with_an_impossible_time_does_not_keep_the_others_from_a_table(
     with pytest.raises(JobError, match=r"partition 0 at offset (0|2) is outside the years"):
         taken(spark, addresses, topic, tmp_path / "i", AsOf(), table_format="iceberg")
     assert not (tmp_path / "i").exists()
+
+
+@pytest.mark.spark
+def test_a_time_in_a_gap_at_the_edge_of_a_segment_is_refused(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    """No record is missing below the gap, but the first one in it was written before the time."""
+    make_topic(broker, topic, 1, segment_bytes=str(1 << 20))
+    sizes = (900_000, 500_000, 500_000)  # the second one begins a segment
+    for minute, (key, size) in enumerate(zip((b"a", b"x", b"x"), sizes, strict=True)):
+        write(broker, topic, [(key, bytes(size))], timestamp=START_MS + minute * 60_000)
+    clean(broker, topic, 0)
+    with pytest.raises(JobError, match=rf"{topic}-0 as of \d is gone: .*offset 3"):
+        taken(spark, addresses, topic, tmp_path / "t", AsOf(time_ms=START_MS + 90_000))
+    taken(spark, addresses, topic, tmp_path / "u", AsOf({0: 1}))
+    assert read_table(tmp_path / "u", "parquet").column("key").to_pylist() == [b"a"]
