@@ -23,6 +23,7 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from broker.http.access import OPEN_PATHS, SAFE_METHODS, Refusal, RequestFacts
+from broker.http.transport import SLICE_BYTES, HttpTransport
 from broker.quotas.connection_rates import ConnectionRates
 
 CONNECTIONS_MAX: Final = 128  # the acceptor takes four iterations of the loop to replace them
@@ -164,13 +165,12 @@ class _HealthConnection(asyncio.Protocol):
     def __init__(self, connections: HealthConnections) -> None:
         self._connections = connections
         self._received = b""
-        self._transport: asyncio.Transport
+        self._transport: HttpTransport
         self._timer: asyncio.TimerHandle
         self.host = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Cast, because uvloop's transports are not subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(HttpTransport, transport)
         self.host = str((transport.get_extra_info("peername") or ("",))[0])
         others = self._connections.open
         if len(others) >= CONNECTIONS_MAX:
@@ -218,9 +218,10 @@ class _HealthConnection(asyncio.Protocol):
             return
         self._leave()
         self._transport.set_protocol(following)
+        self._transport.unread(self._received[SLICE_BYTES:])
         self._transport.resume_reading()  # first: the server may pause it again
         following.connection_made(self._transport)
-        following.data_received(self._received)
+        following.data_received(self._received[:SLICE_BYTES])
 
     def _end(self, response: bytes) -> None:
         if not self._transport.is_closing():

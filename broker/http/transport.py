@@ -12,7 +12,6 @@ there is nobody to answer.
 """
 
 import asyncio
-import math
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -20,16 +19,17 @@ from typing import Any, Final, cast
 
 from broker.event_loop.loop_turns import TURN_SECONDS, ConnectionTurns, TurnQueue
 
-# Parsed at once: 900 chunks of one byte, or a millisecond. The head of a health check fits into it
-# (health.py).
-SLICE_BYTES: Final = 5 << 10
+# Read at once. What the kernel still has when the broker closes the connection, after a malformed
+# request, would reset it, and the client would not get the response.
+RECEIVE_BYTES: Final = 256 << 10
+SLICE_BYTES: Final = 5 << 10  # parsed at once: 900 chunks of one byte, or a millisecond
 
-# Returns the queue of `ConnectionTurns` in which a protocol's bytes take turns; None: they never
-# wait.
+# Returns the queue of `ConnectionTurns` in which a protocol's bytes take turns; None: the protocol
+# gets them at once.
 FindTurns = Callable[[asyncio.Protocol], TurnQueue | None]
 
 # One buffer serves all connections: the loop fills it and calls buffer_updated without a pause.
-_RECEIVED: Final = memoryview(bytearray(SLICE_BYTES))
+_RECEIVED: Final = memoryview(bytearray(RECEIVE_BYTES))
 
 
 class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
@@ -93,6 +93,10 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
         """Let another protocol take over."""
         self._protocol = cast(asyncio.Protocol, protocol)
 
+    def unread(self, data: bytes) -> None:
+        """Take back what a protocol has received, for the next protocol, before later bytes."""
+        self._data[:0] = data
+
     def is_closing(self) -> bool:
         """Return whether the connection is closed, or will be when all is sent."""
         return self._socket.is_closing()
@@ -152,7 +156,7 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._socket = cast(asyncio.Transport, transport)
 
     def _own_turns(self) -> TurnQueue | None:
-        """Return the queue of this connection; None if its bytes never wait."""
+        """Return the queue of this connection; None if it gets its bytes at once."""
         return self._find_turns(self._protocol)
 
     def _handle_received(self) -> None:
@@ -161,7 +165,7 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
             return
         turns = self._own_turns()
         if turns is None:
-            self._pass_on(math.inf)
+            self._protocol.data_received(self._take_data(len(self._data)))
         elif turns is self._turns.clients and not turns.is_over:
             self._pass_on_in_turn(turns)
         elif self.is_reading():
@@ -193,11 +197,12 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _pass_on(self, ends_at: float) -> None:
         """Give the protocol what was received, until this time of `perf_counter`."""
-        at = 0
-        while at < len(self._data) and self.is_reading():
-            piece = bytes(self._data[at : at + SLICE_BYTES])
-            at += len(piece)
-            self._protocol.data_received(piece)
+        while self._data and self.is_reading():
+            self._protocol.data_received(self._take_data(SLICE_BYTES))
             if perf_counter() >= ends_at:
                 break
-        del self._data[:at]
+
+    def _take_data(self, count: int) -> bytes:
+        data = bytes(self._data[:count])
+        del self._data[:count]
+        return data

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from broker.http.health import HealthConnections
+from broker.http.transport import SLICE_BYTES
 from broker.quotas.connection_rates import ConnectionRates
 
 REQUEST = b"GET /metrics HTTP/1.1\r\n\r\n"
@@ -18,6 +19,7 @@ class Transport:
         self.host = host
         self.is_open = self.is_reading = True
         self.output = b""
+        self.not_parsed = b""
         self.closed = asyncio.Event()
 
     def get_extra_info(self, _name: str) -> tuple[str, int]:
@@ -34,6 +36,9 @@ class Transport:
 
     def set_protocol(self, _protocol: asyncio.BaseProtocol) -> None:
         pass
+
+    def unread(self, data: bytes) -> None:
+        self.not_parsed = data
 
     def write(self, data: bytes) -> None:
         self.output += data
@@ -103,6 +108,14 @@ async def test_health_checks_pass_where_the_rate_of_an_address_refuses_other_con
         await refused.closed.wait()
     assert refused.output.startswith(b"HTTP/1.1 429 ")
     assert (scene.served, other.is_open) == (["127.0.0.2"], True)
+
+
+async def test_the_server_gets_the_first_bytes_at_once_and_the_others_in_turns() -> None:
+    scene, rest = Scene(), bytes(range(256)) * 100
+    transport = scene.connect("a", REQUEST.ljust(SLICE_BYTES) + rest)
+    async with asyncio.timeout(20):
+        await scene.has_served.wait()
+    assert transport.not_parsed == rest
 
 
 async def test_a_connection_above_the_rate_of_all_waits() -> None:
