@@ -226,13 +226,16 @@ def _is_later(item: "Column", other: "Column") -> "Column":
 
 
 def _may_be_forgotten(rule: Rule) -> "Column":
-    """Return whether a tombstone is so old that the view may have forgotten it."""
+    """Return whether a tombstone is so old that the view may have forgotten it.
+
+    Only a view has such a rule, and its records have the time in ms.
+    """
     from pyspark.sql import functions as f
 
     if not rule.ranks or rule.forget_before_ms is None:
         return f.lit(False)
     expected, served = f.col("expected"), f.col("served")
-    old = expected["moment"] < f.lit(rule.forget_before_ms * 1000)
+    old = expected["moment"] < f.lit(rule.forget_before_ms)
     return f.coalesce(old & (served["offset"] > expected["offset"]), f.lit(False))
 
 

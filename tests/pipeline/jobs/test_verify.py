@@ -16,6 +16,7 @@ from pipeline.tables.delta import version_id
 from pipeline.tables.publish import publish
 from pipeline.tables.target import target
 from pipeline.verification.batches import DISORDER, EXPIRED, BatchWalk, walk
+from pipeline.verification.rules import DELETED, FORGOTTEN, Rule, classified
 from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
@@ -408,6 +409,20 @@ def test_a_view_by_time_is_held_against_times_that_spark_does_not_have(
     compact_view(broker, topic, 0)
     result = verifier(spark, broker, topic).view()
     assert result.kinds == {"same": 1}, answer(result)
+
+
+@pytest.mark.parametrize(("age_ms", "kind"), [(0, DELETED), (1, FORGOTTEN)])
+def test_a_deleted_key_that_is_served_again_is_sound_only_after_its_tombstone_has_expired(
+    spark: "SparkSession", age_ms: int, kind: str
+) -> None:
+    """A record that was written after the tombstone ranks below it by its time."""
+    schema = "key binary, value binary, partition int, offset bigint, timestampMs bigint"
+    deleted_ms = START_MS - age_ms
+    written = (b"k", b"old", 0, 1, deleted_ms - 60_000)
+    original = spark.createDataFrame([(b"k", None, 0, 0, deleted_ms), written], schema)
+    served = spark.createDataFrame([written], schema)
+    rule = Rule(strategy="timestamp", forget_before_ms=START_MS)
+    assert [row.kind for row in classified(original, served, rule).collect()] == [kind]
 
 
 def test_what_expired_in_the_log_cannot_be_held_against_it(
