@@ -103,6 +103,7 @@ class GroupCoordinator:
         for partition in range(self._partition_count):
             self.loading.deactivate(partition, PartitionState.OFFLINE)
         self.deletion.stop()
+        self.members.stop()
         self.offsets.stop()
         await self._log.close()
 

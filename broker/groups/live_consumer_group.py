@@ -155,6 +155,8 @@ class LiveConsumerGroup:
         # When the topics of each expression were looked up. The group keeps the time at which they
         # changed: it writes no record without a change.
         self._resolved_ms: dict[str, int] = {}
+        # The search for topics of outdated expressions that is under way, or whose result is new.
+        self.search: asyncio.Task[Mapping[str, ResolvedRegex]] | None = None
         self.deadlines = ConsumerDeadlines(
             context.clock, context.rules.session_timeout_ms, self._expire
         )

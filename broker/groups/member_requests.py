@@ -5,8 +5,9 @@ state. Every wait ends: joins and syncs by the timers of the group, waits of a c
 cancellation.
 """
 
+import asyncio
 import uuid
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -48,6 +49,8 @@ from protocol.errors import ErrorCode
 
 # Characters of a client's name in its member ids.
 NAME_CHARS = 255
+# How long a heartbeat waits for topics that an expression of its group matches by now.
+SEARCH_SECONDS: Final = 0.2
 # Of one heartbeat, while other members join or leave.
 UPGRADE_ATTEMPTS: Final = 3
 
@@ -78,6 +81,12 @@ class MemberRequests:
         self._regexes = regexes
         self._new_id = new_id
         self._turns = turns
+        self._searches = set[asyncio.Task[Mapping[str, ResolvedRegex]]]()
+
+    def stop(self) -> None:
+        """Stop the searches for expressions."""
+        for search in self._searches:
+            search.cancel()
 
     async def join(
         self,
@@ -244,7 +253,7 @@ class MemberRequests:
         if error is not ErrorCode.NONE:
             return HeartbeatAnswer(error)
         try:
-            regexes = await self._resolve(group_id, request.regex, viewer)
+            regexes = await self._resolve(group_id, request, viewer)
             if not request.reports_nothing:
                 waiting = self._served.get(group_id)
                 if isinstance(waiting, LiveConsumerGroup):
@@ -282,29 +291,50 @@ class MemberRequests:
         return self._served.availability(group_id)
 
     async def _resolve(
-        self, group_id: str, expression: str | None, viewer: TopicViewer
+        self, group_id: str, request: Heartbeat, viewer: TopicViewer
     ) -> Mapping[str, ResolvedRegex]:
         """Return the topics of the group's expressions, as the client that sent the request sees.
 
         A group keeps its topics for a while, so that members with different permissions do not
         cause a rebalance with each heartbeat. It keeps them for good for an expression that a Kafka
-        broker has stored and that is refused here. Raises MembershipError for `expression`.
+        broker has stored and that is refused here. Raises MembershipError for the expression of the
+        request.
         """
-        live = self._served.get(group_id)
+        live, expression = self._served.get(group_id), request.regex
         resolved = live.regexes() if isinstance(live, LiveConsumerGroup) else {}
-        for each in sorted({*resolved, expression} if expression else resolved):
-            before = resolved.get(each)
-            if before is not None and self._regexes.is_recent(before):
-                continue  # whoever asked: each client would cost a search of all names
-            try:
-                now = await self._regexes.resolve(each, viewer)
-            except MembershipError:
-                if each == expression or before is None:
-                    raise
-                continue
-            if before is None or abs(now.resolved_ms - before.resolved_ms) >= REFRESH_MS:
-                resolved[each] = now
+        outdated = [each for each in resolved if not self._regexes.is_recent(resolved[each])]
+        if expression and (expression not in resolved or expression in outdated):
+            if isinstance(live, LiveConsumerGroup):
+                live.keep_alive(request.member_id)
+            _note_newer(resolved, {expression: await self._regexes.resolve(expression, viewer)})
+        if isinstance(live, LiveConsumerGroup) and not request.leaves:
+            _note_newer(resolved, await self._refreshed(live, outdated, viewer))
         return resolved
+
+    async def _refreshed(
+        self, live: LiveConsumerGroup, outdated: Sequence[str], viewer: TopicViewer
+    ) -> Mapping[str, ResolvedRegex]:
+        """Return what a search for outdated expressions of a group found, if it ends soon.
+
+        It goes on beside the heartbeats, and a later one takes the result: the members of a group
+        do not wait for the expressions of others.
+        """
+        search = live.search
+        if search is None:
+            if not outdated:
+                return {}
+            # Whoever asked: each client would cost a search of all names.
+            search = live.search = asyncio.create_task(
+                self._regexes.resolve_all(outdated, viewer), name="match topics again"
+            )
+            self._searches.add(search)
+            search.add_done_callback(self._searches.discard)
+        await asyncio.wait((search,), timeout=SEARCH_SECONDS)
+        if not search.done():
+            return {}
+        if live.search is search:
+            live.search = None
+        return search.result()
 
     async def _upgrade(self, group_id: str, request: Heartbeat, viewer: TopicViewer) -> None:
         """Upgrade a classic group that has members if a member joins with the other protocol.
@@ -344,3 +374,11 @@ class MemberRequests:
             text = f"the broker has at most {self._settings.max_groups} groups, half for one user"
             raise MembershipError(ErrorCode.POLICY_VIOLATION, text)
         return self._factory.create_consumer(group_id, creator)
+
+
+def _note_newer(resolved: dict[str, ResolvedRegex], found: Mapping[str, ResolvedRegex]) -> None:
+    """Note topics that were found after the present ones became outdated."""
+    for expression, now in found.items():
+        before = resolved.get(expression)
+        if before is None or abs(now.resolved_ms - before.resolved_ms) >= REFRESH_MS:
+            resolved[expression] = now

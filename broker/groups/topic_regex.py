@@ -10,8 +10,9 @@ of its connections.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
@@ -76,6 +77,19 @@ class TopicRegexes:
         while len(self._resolved) > EXPRESSIONS_MAX or self._names > NAMES_MAX:
             _, dropped = self._resolved.popitem(last=False)
             self._names -= self._size(dropped)
+        return resolved
+
+    async def resolve_all(
+        self, expressions: Iterable[str], viewer: TopicViewer
+    ) -> Mapping[str, ResolvedRegex]:
+        """Return the topics of expressions, without those that are refused.
+
+        The search goes on if the client leaves.
+        """
+        viewer, resolved = replace(viewer, has_left=lambda: False), {}
+        for expression in sorted(expressions):
+            with suppress(MembershipError):
+                resolved[expression] = await self.resolve(expression, viewer)
         return resolved
 
     @staticmethod

@@ -287,6 +287,11 @@ class Heartbeat:
         return self.epoch == JOIN_EPOCH or (is_complete and self.owned is not None)
 
     @property
+    def leaves(self) -> bool:
+        """Return whether the member leaves the group, for good or for a while."""
+        return self.epoch < JOIN_EPOCH
+
+    @property
     def reports_nothing(self) -> bool:
         """Return whether a member only says that it is alive: nearly all heartbeats do."""
         fields = (self.topics, self.regex, self.assignor, self.owned)

@@ -3,13 +3,14 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
 from broker import client_patterns
 from broker.event_loop import client_presence
 from broker.event_loop.loop_turns import Turns
-from broker.groups import topic_regex
+from broker.groups import member_requests, topic_regex
 from broker.groups.consumer.model import MembershipError
 from broker.groups.topic_regex import REFRESH_MS, TopicRegexes, TopicViewer
 from protocol.api import ApiKey
@@ -210,3 +211,32 @@ async def test_new_topics_reach_an_expression_although_the_wall_clock_was_set_ba
     await converge(client)
     assert len(client.owned) == 5
     assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
+
+
+async def test_members_do_not_wait_for_the_outdated_expressions_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member_requests, "SEARCH_SECONDS", 0)
+    topics, may_end = FakeTopics({"orders": 3}), asyncio.Event()
+    world = World(topics=topics)
+    costly = Client(world, "a", topics=frozenset(), regex="ord.*")
+    plain = Client(world, "b", topics=frozenset(["orders"]))
+    await converge(costly, plain)
+    match = TopicRegexes._match
+
+    async def match_slowly(*args: Any) -> frozenset[str]:
+        await may_end.wait()
+        return await match(*args)
+
+    monkeypatch.setattr(TopicRegexes, "_match", match_slowly)
+    topics.counts["orders-eu"] = 2
+    for _ in range(5):  # longer than a session: each heartbeat counts
+        await world.clock.advance(REFRESH_MS)
+        for client in (plain, costly):
+            assert (await client.heartbeat()).error is ErrorCode.NONE
+    assert len(costly.owned) + len(plain.owned) == 3
+    may_end.set()
+    while group(world).regexes["ord.*"].topics != {"orders", "orders-eu"}:
+        assert (await costly.heartbeat()).error is ErrorCode.NONE
+    await converge(costly, plain)
+    assert len(costly.owned) + len(plain.owned) == 5
