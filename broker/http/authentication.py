@@ -100,20 +100,25 @@ class HttpAuthentication:
         return scheme == "bearer" and self._has_signed_tokens and not self._is_token(credentials)
 
     async def authenticate(
-        self, authorization: str, host: str, last: Sender | None = None
+        self,
+        authorization: str,
+        host: str,
+        last: Sender | None = None,
+        has_left: Callable[[], bool] = lambda: False,
     ) -> Sender | Refusal:
         """Return the sender of a request from an address.
 
-        `last` sent the last authorized request of the connection.
+        `last` sent the last authorized request of the connection. `has_left` returns whether the
+        client has closed it: ClientLeftError is raised if it does so while it waits for its turn.
         """
         if not self.needs_credentials:
             return Sender(ANONYMOUS, is_unlimited=not self._has_permissions)
         scheme, credentials = _parts(authorization)
         match scheme:
             case "bearer" if self._takes_bearer:
-                return await self._check_token(credentials, host, last)
+                return await self._check_token(credentials, host, last, has_left)
             case "basic" if self.has_users:
-                return await self._check_password(credentials, host, last)
+                return await self._check_password(credentials, host, last, has_left)
         expected = ["a user and a password"] if self.has_users else []
         expected += ["a token (Authorization: Bearer ...)"] if self._takes_bearer else []
         return Refusal(401, f"expected {' or '.join(expected)}")
@@ -143,12 +148,16 @@ class HttpAuthentication:
         secret = text.encode(errors="surrogateescape")
         return any(hmac.compare_digest(secret, token) for token in self.tokens)
 
-    async def _check_token(self, text: str, host: str, last: Sender | None) -> Sender | Refusal:
+    async def _check_token(
+        self, text: str, host: str, last: Sender | None, has_left: Callable[[], bool]
+    ) -> Sender | Refusal:
         if self._is_token(text):
             return TOKEN_SENDER
         attempts = self._authentication.failed_attempts  # nobody can guess a signature
         is_guess = last is None
-        async with attempts.attempt(address_of(host), hash(text), is_guess=is_guess) as attempt:
+        async with attempts.attempt(
+            address_of(host), hash(text), is_guess=is_guess, has_left=has_left
+        ) as attempt:
             reason = "wrong token"
             if self._has_signed_tokens:
                 try:
@@ -159,7 +168,9 @@ class HttpAuthentication:
                     reason = str(error)
             return await self._wait(attempt, host, reason, user=None)
 
-    async def _check_password(self, text: str, host: str, last: Sender | None) -> Sender | Refusal:
+    async def _check_password(
+        self, text: str, host: str, last: Sender | None, has_left: Callable[[], bool]
+    ) -> Sender | Refusal:
         try:
             user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
@@ -168,7 +179,9 @@ class HttpAuthentication:
             return Refusal(401, "expected a user and a password")
         attempts = self._authentication.failed_attempts
         is_guess = last is None or last.principal != Principal(user)
-        async with attempts.attempt(address_of(host), user, is_guess=is_guess) as attempt:
+        async with attempts.attempt(
+            address_of(host), user, is_guess=is_guess, has_left=has_left
+        ) as attempt:
             principal = await self._authentication.credentials.check_password(user, password)
             if principal is None:
                 return await self._wait(attempt, host, "wrong user or password", user)

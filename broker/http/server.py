@@ -24,6 +24,7 @@ from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
+from broker.event_loop.client_presence import ClientLeftError
 from broker.event_loop.loop_turns import ConnectionTurns, FreedLater, TurnQueue
 from broker.http.access import (
     HEALTH_PATH,
@@ -255,7 +256,7 @@ class HttpServer:
             raise
         except CLIENT_ERRORS as error:
             return error_response(400, f"the body cannot be read: {_first_line(error)}")
-        except ConnectionError:
+        except (ConnectionError, ClientLeftError):
             return error_response(400, "the connection was closed")  # nothing reads it
         except Exception as error:
             logger.error(
@@ -315,7 +316,9 @@ class HttpServer:
         if not self._is_open and authentication.is_of_user(authorization):
             return self._starting()  # users, keys of signed tokens and permissions are not loaded
         last = self._connections.last_sender(request)
-        sender = await authentication.authenticate(authorization, host, last)
+        sender = await authentication.authenticate(
+            authorization, host, last, partial(_has_left, request)
+        )
         if isinstance(sender, Refusal):
             return sender
         note_sender(request, sender)
@@ -433,6 +436,11 @@ async def _read_body(request: web.Request) -> Refusal | None:
     except TimeoutError:
         return Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s")
     return None
+
+
+def _has_left(request: web.Request) -> bool:
+    """Return whether the client has closed the connection."""
+    return request.transport is None or request.transport.is_closing()
 
 
 def _route_path(request: web.Request) -> str | None:

@@ -8,6 +8,8 @@ Rules
 - Logins, which are names of users or signed tokens, share the places fairly (fair_slots.py). So a
   client that repeats a wrong password does not delay other clients of its address, such as those
   behind the same gateway.
+- An attempt whose client has left leaves the queue. Once it has begun, it goes on, and waits for
+  its delay: otherwise a client that leaves could guess faster.
 - At most LOGIN_ATTEMPTS_AT_ONCE attempts with one login are in progress. A login that has succeeded
   from an address needs a place there only if an attempt fails. So clients that reconnect do not
   queue behind strangers. A failed attempt queues like that of any login, so the time of the answer
@@ -22,6 +24,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
+from broker.event_loop.client_presence import ClientPresence
 from broker.event_loop.fair_slots import FairSlots
 
 ATTEMPTS_AT_ONCE: Final = 16
@@ -33,6 +36,8 @@ DELAY_SECONDS_MAX: Final = 5.0  # clients give up a connection after 10 s
 # In memory, with at most 1 KB each; the least recently used is dropped.
 ADDRESSES_MAX: Final = 10_000
 SUCCESSES_MAX: Final = 10_000  # pairs of an address and a login
+
+HasLeft = Callable[[], bool]
 
 
 @dataclass(slots=True)
@@ -50,27 +55,44 @@ class _Address:
         return self.logins.setdefault(login, asyncio.Semaphore(LOGIN_ATTEMPTS_AT_ONCE))
 
 
+def _stays() -> bool:
+    return False
+
+
+async def _enter(
+    stack: AsyncExitStack, limit: AbstractAsyncContextManager[object], has_left: HasLeft
+) -> None:
+    """Wait for a place below a limit. Raises ClientLeftError if the client leaves before."""
+    entering = asyncio.create_task(stack.enter_async_context(limit))
+    try:
+        await ClientPresence(has_left).wait(entering)
+    finally:
+        if not entering.done():
+            entering.cancel()
+            await asyncio.wait((entering,))
+
+
 class Attempt:
     """An attempt in progress. It must say how it ends, unless it only goes on."""
 
     def __init__(
         self,
         stack: AsyncExitStack,
-        place: AbstractAsyncContextManager[None],
+        place: AbstractAsyncContextManager[object],
         note_failure: Callable[[float], float],
         note_success: Callable[[], None],
     ) -> None:
         """`stack` holds what the attempt occupies, and later its place."""
         self._stack = stack
-        self._place: AbstractAsyncContextManager[None] | None = place
+        self._place: AbstractAsyncContextManager[object] | None = place
         self._note_failure = note_failure
         self.succeeded = note_success
 
-    async def take_place(self) -> None:
-        """Wait for a place of the address, unless the attempt has one."""
+    async def take_place(self, has_left: HasLeft = _stays) -> None:
+        """Wait for a place of the address, unless the attempt has one. Raises ClientLeftError."""
         place, self._place = self._place, None
         if place is not None:
-            await self._stack.enter_async_context(place)
+            await _enter(self._stack, place, has_left)
 
     async def failed(self, delay_seconds: float) -> None:
         """Count a failure and wait, at least for `delay_seconds`."""
@@ -88,12 +110,18 @@ class FailedAttempts:
 
     @asynccontextmanager
     async def attempt(
-        self, address: str, login: Hashable, *, is_guess: bool = True
+        self,
+        address: str,
+        login: Hashable,
+        *,
+        is_guess: bool = True,
+        has_left: HasLeft = _stays,
     ) -> AsyncIterator[Attempt]:
         """Wait until an attempt may begin, and carry it out in a block.
 
         Without `is_guess` it begins at once: it cannot succeed yet, or the connection has
-        authenticated with this login before.
+        authenticated with this login before. `has_left` returns whether the client has closed the
+        connection. Raises ClientLeftError if it does so before.
         """
         entry = self._addresses.pop(address, None) or _Address(updated=self._clock())
         self._addresses[address] = entry
@@ -102,7 +130,7 @@ class FailedAttempts:
         try:
             async with AsyncExitStack() as stack:
                 if is_guess:
-                    await stack.enter_async_context(entry.attempts_of(login))
+                    await _enter(stack, entry.attempts_of(login), has_left)
                 attempt = Attempt(
                     stack,
                     entry.places.slot(login),
@@ -110,7 +138,7 @@ class FailedAttempts:
                     partial(self._note_success, address, login),
                 )
                 if is_guess and (address, login) not in self._succeeded:
-                    await attempt.take_place()
+                    await attempt.take_place(has_left)
                 yield attempt
         finally:
             entry.attempts -= 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.counters import AuthenticationCounts, AuthenticationStats
+from broker.event_loop.client_presence import ClientLeftError
 from broker.network.connection import CloseConnectionError, Connection
 from broker.network.listener import address_of
 from broker.network.request_context import RequestContext
@@ -184,17 +185,24 @@ class SaslGate:
         `refusal` returns the response to an error.
         """
         address, attempts = address_of(connection.peer_host), self._authentication.failed_attempts
-        async with attempts.attempt(
-            address, exchange.login(token), is_guess=exchange.is_guess
-        ) as attempt:
-            try:
-                result = await self._evaluate(connection, exchange, token)
-            except AuthenticationError as error:
-                raise await self._refuse(
-                    attempt, connection, exchange, error.reason, refusal(error)
-                ) from None
-            if exchange.principal is not None:
-                attempt.succeeded()
+        turn = attempts.attempt(
+            address,
+            exchange.login(token),
+            is_guess=exchange.is_guess,
+            has_left=connection.client_has_left,
+        )
+        try:
+            async with turn as attempt:
+                try:
+                    result = await self._evaluate(connection, exchange, token)
+                except AuthenticationError as error:
+                    raise await self._refuse(
+                        attempt, connection, exchange, error.reason, refusal(error)
+                    ) from None
+                if exchange.principal is not None:
+                    attempt.succeeded()
+        except ClientLeftError as error:
+            raise CloseConnectionError(str(error)) from error
         return result
 
     async def _evaluate(

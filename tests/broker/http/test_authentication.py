@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.event_loop import client_presence
 from broker.event_loop.loop_turns import STRANGERS_ROUND_SECONDS
 from broker.http.access import Guard
 from broker.http.authentication import HttpAuthentication, Sender
@@ -292,6 +293,32 @@ async def test_a_client_that_stays_connected_does_not_queue_behind_wrong_passwor
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await status("operator")
+
+
+async def test_an_attempt_ends_with_its_connection(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_presence, "WAIT_SECONDS", 0.001)
+    attempts, address = broker.authentication.failed_attempts, broker.http.address
+    fields = {"Host": "localhost", "Authorization": basic("viewer")}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    request = f"GET {STATUS} HTTP/1.1\r\n{head}\r\n"
+    async with AsyncExitStack() as stack:
+        for number in range(ATTEMPTS_AT_ONCE):
+            await stack.enter_async_context(attempts.attempt("127.0.0.1", number))
+        entry = attempts._addresses["127.0.0.1"]
+        writers = []
+        for _ in range(20):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(request.encode())
+            writers.append(writer)
+        async with asyncio.timeout(20):
+            while entry.attempts < ATTEMPTS_AT_ONCE + len(writers):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            for writer in writers:
+                writer.close()
+            while entry.attempts > ATTEMPTS_AT_ONCE:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
 
 
 async def test_requests_of_strangers_have_the_time_of_one_turn_in_a_round_of_the_loop(

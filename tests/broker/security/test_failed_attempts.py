@@ -6,11 +6,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from broker.event_loop import client_presence
+from broker.event_loop.client_presence import ClientLeftError
 from broker.security.failed_attempts import (
     ATTEMPTS_AT_ONCE,
     DELAY_SECONDS_MAX,
     FAILURES_PER_BURST,
     FORGIVEN_PER_SECOND,
+    LOGIN_ATTEMPTS_AT_ONCE,
     SUCCESSES_MAX,
     Attempt,
     FailedAttempts,
@@ -99,6 +102,27 @@ async def test_a_login_that_has_succeeded_does_not_queue_behind_strangers_of_its
     await clients.try_to_begin("a", *STRANGERS)
     await clients.try_to_begin("a", "bob", *["alice"] * ATTEMPTS_AT_ONCE)
     assert clients.begun == [*STRANGERS, *["alice"] * (ATTEMPTS_AT_ONCE // 2)]
+
+
+async def test_an_attempt_whose_client_has_left_leaves_the_queue(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_presence, "WAIT_SECONDS", 0.001)
+    have_left = False
+
+    async def begin_and_leave(login: str) -> None:
+        async with clients.attempts.attempt("a", login, has_left=lambda: have_left):
+            pytest.fail("it began")
+
+    await clients.try_to_begin("a", *STRANGERS, *["victim"] * LOGIN_ATTEMPTS_AT_ONCE)
+    leaving = [asyncio.create_task(begin_and_leave("victim")) for _ in range(100)]
+    await settle()
+    entry = clients.attempts._addresses["a"]
+    assert entry.attempts == len(STRANGERS) + LOGIN_ATTEMPTS_AT_ONCE + len(leaving)
+    have_left = True
+    results = await asyncio.gather(*leaving, return_exceptions=True)
+    assert {type(result) for result in results} == {ClientLeftError}
+    assert entry.attempts == len(STRANGERS) + LOGIN_ATTEMPTS_AT_ONCE
 
 
 async def test_a_failure_queues_whether_or_not_the_login_has_succeeded_before() -> None:
