@@ -481,6 +481,7 @@ class Broker:
         await self.metadata_service.finish_interrupted()
         failure = await self._apply_yaml()
         if failure is not None:
+            self._check_online()
             logger.error("topics of the settings file not created", reason=failure)
             if self.reloader is not None:
                 self.reloader.note_start(failure)
@@ -666,6 +667,12 @@ class Broker:
         except (TopicError, StorageError) as error:
             return str(error)
         return None
+
+    def _check_online(self) -> None:
+        """Raise LogDirectoryError if all data directories failed during the start."""
+        directories = self.manager.table.directories
+        if not any(directory.is_online for directory in directories):
+            raise LogDirectoryError(directories[0].path, directories[0].offline_reason or "")
 
     async def _stop_reloading(self) -> None:
         if self.reloader is not None:

@@ -16,7 +16,7 @@ from config.reload import Reloaded, reloaded
 from config.settings import Settings
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
-from storage.errors import NoRoomError
+from storage.errors import LogDirectoryError, NoRoomError
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -182,6 +182,16 @@ async def test_a_topic_of_the_file_that_cannot_be_created_stops_no_start_and_no_
         assert not await broker.reloader.reload()  # as before: the file asks for too much
     finally:
         await broker.stop()
+
+
+async def test_a_start_fails_if_its_only_disk_fails_while_topics_of_the_file_are_created() -> None:
+    env = MemoryEnv(seed=2)
+    async with broker_in_memory(env):
+        pass
+    settings = broker_settings(topics={"t": {}})
+    env.fail_on(lambda op, path: op == "rename" and "varve.metadata" in path, errno.EIO)
+    with pytest.raises(LogDirectoryError, match="/disk1 is offline"):
+        await Broker(settings, env, load=lambda: settings).start()
 
 
 async def test_signals_during_the_start_are_one_reload_when_it_ends() -> None:
