@@ -116,7 +116,9 @@ class Narrowed:
         """Narrow the start only: later records may have earlier timestamps."""
         if not isinstance(pushed, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
             return
-        if isinstance(value, datetime) and value.tzinfo is not None:
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return
+        if value >= _EPOCH:  # negative times have a special meaning in ListOffsets
             self.from_ms = max(self.from_ms or 0, (value - _EPOCH) // timedelta(milliseconds=1))
 
     def _negated(self, child: Filter) -> bool:

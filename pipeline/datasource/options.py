@@ -249,9 +249,10 @@ def _subscription(reader: _Reader) -> TopicSelection:
     if not value:
         raise OptionError(f"{given[0]} is empty")
     if given[0] == "subscribe":
-        return TopicSelection(
-            topics=tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
-        )
+        topics = tuple(sorted({name.strip() for name in value.split(",")} - {""}))
+        if not topics:
+            raise OptionError(f"subscribe names no topic: {value!r}")
+        return TopicSelection(topics=topics)
     if given[0] == "subscribePattern":
         try:
             re.compile(value)

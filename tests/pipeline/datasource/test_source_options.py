@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 from pyspark.sql.datasource import (
+    EqualNullSafe,
     EqualTo,
     GreaterThan,
     GreaterThanOrEqual,
@@ -87,6 +88,7 @@ def test_bounds_are_read_in_sparks_order() -> None:
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is required"),
         ({"subscribe": "a", "assign": "{}"}, "exactly one of"),
         ({"subscribe": " "}, "subscribe is empty"),
+        ({"subscribe": " , "}, "subscribe names no topic"),
         ({"subscribePattern": "("}, "not a regular expression"),
         ({"assign": "[1]"}, "not a JSON object"),
         ({"assign": '{"t": [-1]}'}, "not like"),
@@ -225,6 +227,17 @@ def test_what_is_only_narrowed_or_not_known_is_left_to_spark() -> None:
     assert (narrowed.first_offset, narrowed.end_offset) == (5, 10)
     assert narrowed.from_ms == round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000) + 1
     assert narrowed.includes(P0)
+
+
+def test_a_time_before_1970_narrows_nothing() -> None:
+    """Negative times have a special meaning in ListOffsets, and records may have earlier ones."""
+    before = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
+    for kind in (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual):
+        narrowed, _ = pushed(kind(("timestamp",), before))
+        assert narrowed.from_ms is None, kind
+    since = datetime(1970, 1, 1, second=5, tzinfo=UTC)
+    narrowed, _ = pushed(GreaterThan(("timestamp",), since), GreaterThan(("timestamp",), before))
+    assert narrowed.from_ms == 5000
 
 
 class MovingLog:
