@@ -50,24 +50,35 @@ def read_reach(
 ) -> dict[int, int]:
     """Return the end offset of each partition in a table, from the table's own metadata.
 
-    The result is empty if the metadata names another topic or none.
+    The result is empty if the metadata names another topic or none. Raises JobError.
     """
     if table_format == "delta":
         from deltalake import DeltaTable
 
         return read_versions(DeltaTable(path), topic, partitions)
-    notes: Any = {}
-    if table_format == "parquet" and (Path(path) / NOTES).is_file():
-        notes = json.loads((Path(path) / NOTES).read_text())
-    elif table_format == "iceberg":
-        from pyiceberg.table import StaticTable
+    try:
+        notes = json.loads(_notes(path, table_format))
+        if notes.get("topic") != topic:
+            return {}
+        return {int(number): int(end) for number, end in notes.get("end_offsets", {}).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise JobError(
+            f"the metadata of {path} has no valid offsets: {first_line(error)}. Give them with"
+            " --as-of-offsets, or write the table again"
+        ) from error
 
-        snapshot = StaticTable.from_metadata(_newest_metadata(path)).current_snapshot()
-        summary = snapshot.summary if snapshot is not None else None
-        notes = json.loads((summary and summary.get("varve")) or "{}")
-    if notes.get("topic") != topic:
-        return {}
-    return {int(number): int(end) for number, end in notes.get("end_offsets", {}).items()}
+
+def _notes(path: str, table_format: str) -> str:
+    """Return what the job that wrote a table stored with it, as JSON."""
+    if table_format == "parquet" and (Path(path) / NOTES).is_file():
+        return (Path(path) / NOTES).read_text()
+    if table_format != "iceberg":
+        return "{}"
+    from pyiceberg.table import StaticTable
+
+    snapshot = StaticTable.from_metadata(_newest_metadata(path)).current_snapshot()
+    summary = snapshot.summary if snapshot is not None else None
+    return (summary and summary.get("varve")) or "{}"
 
 
 def _delta(spark: "SparkSession", path: str) -> "DataFrame":
@@ -103,7 +114,7 @@ def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
     try:
         table = StaticTable.from_metadata(_newest_metadata(path))
         tasks = list(table.scan().plan_files())
-    except (ValidationError, ValueError, OSError) as error:
+    except (ValidationError, ValueError, EOFError, OSError) as error:
         raise JobError(f"{path} is not an Iceberg table: {first_line(error)}") from error
     if any(task.delete_files for task in tasks):
         raise JobError(f"{path} has delete files, which are not supported")
