@@ -11,10 +11,12 @@ import json
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.target import Target, created_meanwhile
 
@@ -37,43 +39,50 @@ def open_catalog(path: Path) -> Any:
 def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None:
     """Turn a Parquet directory into the table, or into its new content. Raises JobError."""
     import pyarrow.parquet as pq
-    from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        TableAlreadyExistsError,
+        ValidationError,
+    )
     from pyiceberg.expressions import AlwaysTrue
+    from sqlalchemy.exc import SQLAlchemyError
 
     _check_times(sorted(data.glob("*.parquet")))
     path = place.path
     path.mkdir(exist_ok=True)
     folder = path / f"data-{uuid.uuid4().hex[:12]}"
-    data.rename(folder)
-    files = [path.as_uri() for path in sorted(folder.glob("*.parquet"))]
-    schema = pq.read_schema(next(folder.glob("*.parquet")))
+    schema = pq.read_schema(next(data.glob("*.parquet")))
     properties = {"varve": json.dumps(dict(notes))}
-    catalog = open_catalog(path)
     try:
-        catalog.create_namespace_if_not_exists(NAMESPACE)
-        # An interrupted first job leaves a catalog without a table.
-        if catalog.table_exists((NAMESPACE, TABLE)):
-            if not place.exists:
-                raise TableAlreadyExistsError
-            table = catalog.load_table((NAMESPACE, TABLE))
-            with table.transaction() as change:
-                with change.update_schema() as update:
-                    update.union_by_name(schema)
-                change.delete(AlwaysTrue())
+        with closing(open_catalog(path)) as catalog:
+            # The catalog comes first: --overwrite accepts one without a table, which an interrupted
+            # job leaves, but not a directory with nothing but data.
+            catalog.create_namespace_if_not_exists(NAMESPACE)
+            data.rename(folder)
+            files = [path.as_uri() for path in sorted(folder.glob("*.parquet"))]
+            if catalog.table_exists((NAMESPACE, TABLE)):
+                if not place.exists:
+                    raise TableAlreadyExistsError
+                table = catalog.load_table((NAMESPACE, TABLE))
+                with table.transaction() as change:
+                    with change.update_schema() as update:
+                        update.union_by_name(schema)
+                    change.delete(AlwaysTrue())
+                    change.add_files(files, snapshot_properties=properties)
+                return
+            with catalog.create_table_transaction(
+                (NAMESPACE, TABLE), schema=schema, location=path.as_uri()
+            ) as change:
                 change.add_files(files, snapshot_properties=properties)
-            return
-        with catalog.create_table_transaction(
-            (NAMESPACE, TABLE), schema=schema, location=path.as_uri()
-        ) as change:
-            change.add_files(files, snapshot_properties=properties)
     except TableAlreadyExistsError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise created_meanwhile(path) from error
-    except (CommitFailedException, ValueError, OverflowError, OSError) as error:
+    except (
+        CommitFailedException, ValidationError, SQLAlchemyError, ValueError, OverflowError,
+        EOFError, OSError,
+    ) as error:  # fmt: skip
         shutil.rmtree(folder, ignore_errors=True)
-        raise JobError(f"cannot publish {path}: {error}") from error
-    finally:
-        catalog.close()
+        raise JobError(f"cannot publish {path}: {first_line(error)}") from error
 
 
 def _check_times(files: Sequence[Path]) -> None:

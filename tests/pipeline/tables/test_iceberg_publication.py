@@ -40,6 +40,44 @@ def test_a_catalog_that_an_interrupted_job_left_without_a_table_gets_one(tmp_pat
     assert read(path) == [b"b"]
 
 
+def test_a_job_killed_before_it_moved_its_files_leaves_a_table_to_overwrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    path.mkdir()
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", die)
+        with pytest.raises(KeyboardInterrupt):
+            publish(path, [b"a"])
+    assert target(str(path), "iceberg", overwrite=True).exists
+    publish(path, [b"b"])
+    assert read(path) == [b"b"]
+
+
+@pytest.mark.parametrize("name", ["catalog.db", "metadata/*.json", "metadata/*.avro"])
+@pytest.mark.parametrize("content", [b"", b"cut \x00\xa3"])
+def test_a_damaged_table_is_an_error_of_one_line_and_collects_no_files(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    path = tmp_path / "t"
+    publish(path, [b"a"])
+    before = sorted(path.glob("data-*"))
+    for file in path.glob(name):
+        file.write_bytes(content)
+    if name == "catalog.db" and not content:  # an empty file is an empty database
+        publish(path, [b"b"])
+        assert read(path) == [b"b"]
+        return
+    with pytest.raises(JobError, match="cannot publish") as caught:
+        publish(path, [b"b"])
+    assert len(str(caught.value).splitlines()) == 1
+    assert sorted(path.glob("data-*")) == before
+
+
 def test_a_refused_commit_leaves_no_files(tmp_path: Path) -> None:
     path = tmp_path / "t"
     publish(path, [b"a"])
