@@ -111,7 +111,9 @@ def snapshot(
             table_notes(
                 "snapshot", topic, state, all_records=as_of.all_records, time_ms=as_of.time_ms
             ),
-            versions={STATE_ID: NO_STATE} if as_of.all_records else table_versions(topic, state),
+            versions={STATE_ID: NO_STATE}
+            if as_of.all_records
+            else table_versions(broker, topic, state, place),
             before=lambda: check_open_part(broker.client, topic, state),
         )
         seconds = {"index": indexed - started, "table": time.monotonic() - indexed}

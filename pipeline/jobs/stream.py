@@ -34,6 +34,7 @@ from pipeline.client.topics import (
     reach_topic,
 )
 from pipeline.command import SparkOptions, show
+from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.columns import Forms
@@ -260,7 +261,9 @@ def _table(path: Path) -> "DeltaTable":
     try:
         return DeltaTable(str(path))
     except DeltaError as error:
-        raise JobError(f"{path} is not a Delta table: {error}", exit_codes.USAGE) from error
+        raise JobError(
+            f"{path} is not a Delta table: {first_line(error)}", exit_codes.USAGE
+        ) from error
 
 
 def _run(

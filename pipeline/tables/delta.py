@@ -6,7 +6,8 @@ Rules
 - A second transaction per partition has the leader epoch at that offset, if it is known: a
   truncation of the log begins another epoch.
 - These transactions survive an overwrite of the table. One more transaction therefore names the
-  topic whose state the table holds; transactions of other topics are ignored.
+  topic whose state the table holds; transactions of other topics are ignored. An overwrite by fewer
+  partitions sets the end offsets of the others to NO_OFFSETS.
 - A further transaction has the topic id, because offsets of a topic say nothing about another one
   that was created later under its name.
 """
@@ -15,11 +16,13 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
+from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.target import Target, created_meanwhile
 
@@ -43,6 +46,7 @@ def epoch_id(topic: str, partition: int) -> str:
 
 
 UNKNOWN_EPOCH: Final = -1
+NO_OFFSETS: Final = -1  # instead of an end offset: the table has nothing of the partition
 STATE_ID: Final = "varve-state"
 NO_STATE: Final = 0  # the table is not the state of a topic: it holds all records
 
@@ -80,6 +84,37 @@ def holds_state(table: "DeltaTable", topic: str) -> bool:
     return number is None or number == state_number(topic)
 
 
+def read_end_offset(table: "DeltaTable", topic: str, partition: int) -> int | None:
+    """Return the end offset of a partition in a table; None if the table does not have it."""
+    version = table.transaction_version(version_id(topic, partition))
+    return None if version is None or version == NO_OFFSETS else int(version)
+
+
+def removed_versions(
+    place: Target, topic: str, present: Collection[int], partitions: Collection[int]
+) -> dict[str, int]:
+    """Return transactions for an overwrite of the table at `place` by the partitions `present`:
+    they remove the end offsets of all other partitions.
+
+    `partitions` are those of the topic. The former table may have more of them, if the topic was
+    created again. Raises JobError.
+    """
+    if place.format != "delta" or not place.exists:
+        return {}
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    def may_have(number: int) -> bool:
+        return number in partitions or read_end_offset(table, topic, number) is not None
+
+    try:
+        table = DeltaTable(str(place.path))
+        numbers = list(takewhile(may_have, count()))
+    except DeltaError as error:
+        raise JobError(f"cannot publish {place.path}: {first_line(error)}") from error
+    return {version_id(topic, n): NO_OFFSETS for n in numbers if n not in present}
+
+
 def commit_properties(notes: Mapping[str, Any], versions: Mapping[str, int]) -> "CommitProperties":
     """Return the metadata and application transactions of a commit."""
     from deltalake import CommitProperties, Transaction
@@ -115,7 +150,7 @@ def publish_delta(
             path.unlink()
         convert_to_deltalake(str(data), commit_properties=commit)
     except (DeltaError, OSError) as error:
-        raise JobError(f"cannot publish {place.path}: {error}") from error
+        raise JobError(f"cannot publish {place.path}: {first_line(error)}") from error
     try:
         data.rename(place.path)  # replaces an empty directory, but nothing else
     except OSError as error:

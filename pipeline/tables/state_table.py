@@ -18,7 +18,7 @@ from admin.client import ApiClient
 from admin.command import DEFAULT_URL
 from config.security.clients import PLAINTEXT, Cluster, read_command_config
 from config.units import about_size
-from pipeline.client.topics import DEFAULT_BOOTSTRAP
+from pipeline.client.topics import DEFAULT_BOOTSTRAP, partitions_of
 from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
@@ -26,6 +26,7 @@ from pipeline.tables.delta import (
     STATE_ID,
     UNKNOWN_EPOCH,
     epoch_id,
+    removed_versions,
     state_number,
     topic_id_number,
     topic_id_transaction,
@@ -145,7 +146,7 @@ def make_table(
             state.frame,
             place,
             table_notes("latest", topic, state),
-            versions=table_versions(topic, state),
+            versions=table_versions(broker, topic, state, place),
             before=lambda: check_open_part(broker.client, topic, state),
         )
     seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
@@ -179,12 +180,17 @@ def table_notes(job: str, topic: str, state: TopicState, **more: object) -> Mapp
     return {"job": job, "topic": topic, "end_offsets": ends, **more}
 
 
-def table_versions(topic: str, state: TopicState) -> dict[str, int]:
-    """Return the application transactions that a later stream into the table starts from."""
+def table_versions(broker: Clients, topic: str, state: TopicState, place: Target) -> dict[str, int]:
+    """Return the application transactions that a later stream into the table starts from.
+
+    Raises JobError, UnknownTopicError, WireError.
+    """
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
     # Epochs survive an overwrite, so those of the former table must be replaced.
     epochs = {epoch_id(topic, number): UNKNOWN_EPOCH for number in state.end_offsets}
+    partitions = partitions_of(broker.cluster, topic)
     return {
+        **removed_versions(place, topic, state.end_offsets, partitions),
         **reach,
         **epochs,
         safe_time_id(topic): state.safe_ms,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from config import exit_codes
 from pipeline.client.kafka_client import TIMEOUT_SECONDS, EndOffset
 from pipeline.client.lease import with_retries
+from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
@@ -26,6 +27,7 @@ from pipeline.tables.delta import (
     commit_properties,
     epoch_id,
     holds_state,
+    read_end_offset,
     topic_id_number,
     topic_id_transaction,
     version_id,
@@ -49,8 +51,8 @@ def read_versions(table: "DeltaTable", topic: str, partitions: Sequence[int]) ->
     """Return the end offsets of these partitions in a table, without unknown partitions."""
     if not holds_state(table, topic):
         return {}
-    results = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
-    return {number: int(version) for number, version in results.items() if version is not None}
+    results = {number: read_end_offset(table, topic, number) for number in partitions}
+    return {number: end for number, end in results.items() if end is not None}
 
 
 def read_reached(
@@ -152,7 +154,7 @@ class Upserts:
                     versions[safe_time_id(self._topic)] = safe_ms
                 self._merge(table, data, commit_properties(notes, versions))
         except DeltaError as error:
-            raise JobError(f"{self.path}: {error}", exit_codes.FAILED) from error
+            raise JobError(f"{self.path}: {first_line(error)}", exit_codes.FAILED) from error
         if self._guard is not None:
             self._guard.committed(reach, versions[safe_time_id(self._topic)])
         self.batches += 1

@@ -24,6 +24,8 @@ from pipeline.progress import SilentReporter
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delete_guard import DeleteGuard
 from pipeline.tables.open_topic import Clients
+from pipeline.tables.state_table import make_table
+from pipeline.tables.target import target
 from pipeline.tables.upsert import Upserts
 from tests.pipeline.jobs.test_latest import assert_state, read_table
 from tests.pipeline.table_topics import fill, make_topic, read_model, truncate_log, write
@@ -143,6 +145,24 @@ def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_dele
     write(broker, topic, [(b"d", b"2")])
     caught_up(spark, addresses, topic, path)
     assert sorted(read_table(path, "delta").column("key").to_pylist()) == [b"c", b"d"]
+
+
+def test_partitions_that_an_overwrite_left_out_are_read_from_their_start(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    for number in range(2):
+        write(broker, topic, [(b"a", b"1"), (b"b", b"1")], partition=number)
+    path = tmp_path / "t"
+    caught_up(spark, addresses, topic, path)
+    place = target(str(path), "delta", overwrite=True)
+    make_table(spark, addresses, topic, place, reporter=SilentReporter(), partitions=[0])
+    with pytest.raises(JobError, match="is ahead of the table"):
+        caught_up(spark, addresses, topic, path)
+    shutil.rmtree(tmp_path / "t.checkpoint")
+    result = caught_up(spark, addresses, topic, path)
+    assert_state(read_table(path, "delta"), read_model(broker, topic))
+    assert result.inserted == 2
 
 
 @pytest.mark.parametrize("has_checkpoint", cases(few=[False], many=[False, True]))

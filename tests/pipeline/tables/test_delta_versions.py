@@ -16,6 +16,7 @@ from pipeline.tables.delta import (
     STATE_ID,
     check_topic_id,
     publish_delta,
+    removed_versions,
     state_number,
     topic_id_number,
     topic_id_transaction,
@@ -61,6 +62,22 @@ def test_a_table_that_was_overwritten_with_another_topic_is_not_followed(tmp_pat
     assert read_versions(DeltaTable(str(path)), "u", [0]) == {0: 3}
 
 
+def test_an_overwrite_by_fewer_partitions_forgets_how_far_it_had_the_others(tmp_path: Path) -> None:
+    ends = {version_id("t", number): 7 for number in range(4)}
+    path = publish(tmp_path, {**ends, STATE_ID: state_number("t")})
+    place = Target(path, "delta", exists=True)
+    # The topic was created again with three partitions, of which the table now has one.
+    removed = removed_versions(place, "t", present=[0], partitions=range(3))
+    publish(tmp_path, {**removed, **state_of("t", 2)})
+    # It grew to four again: the table has nothing of the others.
+    assert read_versions(DeltaTable(str(path)), "t", range(4)) == {0: 2}
+
+
+def test_a_new_table_has_no_end_offsets_to_remove(tmp_path: Path) -> None:
+    place = Target(tmp_path / "table", "delta", exists=False)
+    assert removed_versions(place, "t", present=[0], partitions=range(3)) == {}
+
+
 def test_a_table_of_an_earlier_release_is_followed_as_before(tmp_path: Path) -> None:
     path = publish(tmp_path, {version_id("t", 0): 7})
     assert read_versions(DeltaTable(str(path)), "t", [0]) == {0: 7}
@@ -84,3 +101,19 @@ def test_a_table_is_of_the_topic_with_its_id_if_it_states_one(tmp_path: Path) ->
     with pytest.raises(JobError, match="t was deleted and created again") as caught:
         check_topic_id(table, "t", new)
     assert caught.value.code == exit_codes.STALE
+
+
+def test_a_damaged_table_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = publish(tmp_path, state_of("t", 7))
+    for file in (path / "_delta_log").glob("*.json"):
+        file.write_bytes(file.read_bytes()[:40])
+    place = Target(path, "delta", exists=True)
+    for work in (
+        lambda: removed_versions(place, "t", present=[0], partitions=[0]),
+        lambda: publish(tmp_path, state_of("t", 9)),
+        lambda: check_table("t", path, tmp_path / "checkpoint", [0]),
+    ):
+        with pytest.raises(JobError) as caught:
+            work()
+        assert len(str(caught.value).splitlines()) == 1
+        assert str(path) in str(caught.value)
