@@ -3,7 +3,7 @@
 import pytest
 
 from broker.quotas import client_quotas
-from broker.quotas.client_quotas import METERS_MAX, ClientQuotas, Meter
+from broker.quotas.client_quotas import ClientQuotas, Meter
 from broker.quotas.entities import make_entity
 
 EVERY_CLIENT = make_entity({"user": None, "client-id": None})
@@ -32,16 +32,20 @@ def test_a_user_keeps_its_rate_however_many_client_ids_it_invents() -> None:
     assert throttle_ms(quotas, "eve", "another") >= 40_000
 
 
-def test_invented_client_ids_leave_the_rates_of_other_users() -> None:
+def test_invented_client_ids_leave_the_rates_of_other_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_quotas, "METERS_MAX", 1_000)
+    monkeypatch.setattr(client_quotas, "CLIENTS_MAX", 250)
     quotas = ClientQuotas(lambda: 0.0)
     quotas.update({EVERY_CLIENT: {"producer_byte_rate": 100.0, "request_percentage": 1_000.0}})
     assert quotas.charge_produce(quotas.meters("victim", "app"), 5_000) == 40_000
     for user in ("eve", "mallory"):
-        invent_clients(quotas, user, METERS_MAX)
+        invent_clients(quotas, user, 1_000)
     assert throttle_ms(quotas, "victim") >= 40_000
     assert throttle_ms(quotas, "victim", "new") == 0
     assert throttle_ms(quotas, "new") == 0
-    assert len(quotas._meters) <= METERS_MAX
+    assert len(quotas._meters) <= 1_000
 
 
 def test_a_new_client_looks_at_few_rates_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
