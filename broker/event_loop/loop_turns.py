@@ -195,13 +195,13 @@ class FreedLater:
     """Frees the items of large containers in turns, for callers that do not wait."""
 
     def __init__(self) -> None:
-        self._containers = deque[list[Any] | dict[Any, Any]]()
+        self._containers = deque[list[Any] | set[Any] | dict[Any, Any]]()
         self._freeing: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._containers)
 
-    def add(self, *containers: list[Any] | dict[Any, Any]) -> None:
+    def add(self, *containers: list[Any] | set[Any] | dict[Any, Any]) -> None:
         """Empty large containers that nobody uses any more. Small ones stay as they are."""
         self._containers.extend(each for each in containers if len(each) > FREED_AT_ONCE)
         if self._containers and (self._freeing is None or self._freeing.done()):
@@ -211,7 +211,7 @@ class FreedLater:
     def _steps(self) -> Iterator[None]:
         while self._containers:
             container = self._containers[0]
-            free = container.pop if isinstance(container, list) else container.popitem
+            free = container.popitem if isinstance(container, dict) else container.pop
             for _ in range(min(FREED_AT_ONCE, len(container))):
                 free()
             if not container:

@@ -16,6 +16,7 @@ from collections.abc import (
     Iterable,
     Mapping,
     Sequence,
+    Set,
 )
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +33,6 @@ from broker.groups.clock import Clock
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
-    Assignment,
     ConsumerGroup,
     ConsumerMember,
     Heartbeat,
@@ -453,7 +453,7 @@ class LiveConsumerGroup:
         self,
         group: ConsumerGroup,
         member_id: str,
-        owned: Assignment | None,
+        owned: Set[PartitionId] | None,
         client: Hashable | None,
         turns: Turns,
     ) -> ConsumerMember | None:

@@ -277,7 +277,7 @@ class Heartbeat:
     topics: frozenset[str] | None
     regex: str | None  # "": the member has no regular expression any more
     assignor: str | None
-    owned: Assignment | None
+    owned: Set[PartitionId] | None
 
     @property
     def is_full(self) -> bool:

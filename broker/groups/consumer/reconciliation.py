@@ -4,12 +4,11 @@ A member first revokes what the target takes from it, then confirms, then gets w
 released. No partition has two owners at any time. Pure functions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from broker.groups.consumer.model import (
     NO_PARTITIONS,
-    Assignment,
     ConsumerGroup,
     ConsumerMember,
     MemberState,
@@ -18,7 +17,7 @@ from broker.groups.consumer.model import (
 
 
 def reconciled(
-    group: ConsumerGroup, member: ConsumerMember, owned: Assignment | None
+    group: ConsumerGroup, member: ConsumerMember, owned: Set[PartitionId] | None
 ) -> ConsumerMember:
     """Return the member after its next step; the same object if it has to wait or is done.
 
@@ -33,7 +32,7 @@ def reconciled(
 
 
 def _next_step(
-    group: ConsumerGroup, member: ConsumerMember, owned: Assignment | None
+    group: ConsumerGroup, member: ConsumerMember, owned: Set[PartitionId] | None
 ) -> ConsumerMember:
     target = group.targets.get(member.member_id, NO_PARTITIONS)
     kept = dict(member.assigned)
@@ -64,7 +63,7 @@ def _next_step(
     return member if _same_assignment(member, after) else after
 
 
-def _owns_any(owned: Assignment | None, partitions: Iterable[PartitionId]) -> bool:
+def _owns_any(owned: Set[PartitionId] | None, partitions: Iterable[PartitionId]) -> bool:
     """Return whether the client still owns any of the partitions; yes, if it did not say."""
     return owned is None or not owned.isdisjoint(partitions)
 

@@ -20,7 +20,13 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.consumer.state import NAMES_MAX, AssignmentTask, assignment_task
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
+from protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatRequestTopicPartition,
+)
+from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.groups.consumer_group_world import (
     NO_TOPICS,
     Client,
@@ -31,6 +37,32 @@ from tests.support.broker.groups.consumer_group_world import (
     names,
 )
 from tests.support.broker.groups.group_world import World
+from tests.support.broker.principals import PrincipalClient
+from tests.support.clocks.loop_meter import LoopMeter
+from tests.support.storage.memory_env import MemoryEnv
+
+
+async def test_a_heartbeat_that_names_many_partitions_takes_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = ConsumerGroupHeartbeatRequest(
+        group_id="g",
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=[],
+        topic_partitions=[],
+    )
+    row = ConsumerGroupHeartbeatRequestTopicPartition(topic_id=b"t" * 16, partitions=[])
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        client, meter = PrincipalClient(broker, "eve"), LoopMeter(clock_rate=10)
+        answer = await client.request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+        row.partitions = list(range(49_000))
+        request.member_epoch, request.topic_partitions = answer.member_epoch, [row]
+        with meter.measuring(monkeypatch):
+            answer = await client.request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+        assert answer.error_code == ErrorCode.NONE
+        assert meter.longest_turn < len(row.partitions) // 5
 
 
 async def test_the_subscriptions_of_a_group_have_a_limit() -> None:
