@@ -35,7 +35,8 @@ because of the file. If the broker starts without the file, or the file no longe
 topic lacks the `cleanup.policy`, `retention.ms` and `varve.view` of the file. If the built-in
 defaults would delete records or a compacted view that those three kept, the broker logs a warning.
 It then neither cleans nor expires the topic, and keeps its view on disk without serving it, until
-the file names the topic again, or somebody sets the missing config or a new `cleanup.policy`.
+the file names the topic again, or somebody sets the missing config. A new `cleanup.policy` also
+stands for the missing `retention.ms`, but not for `varve.view`.
 
 ## Settings file
 

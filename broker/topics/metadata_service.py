@@ -47,7 +47,7 @@ from broker.topics.topic_folders import TopicFolders
 from broker.topics.topics import Topic, TopicError, Topics
 from config.broker_keys import BrokerLimits
 from config.settings import CleanerSettings, Settings
-from config.topics.keys import TopicConfig, TopicLayers, retention_of_file
+from config.topics.keys import TopicConfig, TopicLayers, is_left_by_file, retention_of_file
 from config.topics.names import InvalidTopicNameError, check_new_name, view_conflict, view_name
 from config.units import counted
 from protocol.errors import ErrorCode
@@ -638,8 +638,14 @@ class MetadataService:
         entry = self._manager.metadata.topics[name]
         dynamic = dict(alteration.change(entry.dynamic))
         layers = self._settings.layers(name, dynamic, taken_over=topic.layers.taken_over)
-        if dynamic.get("cleanup.policy") not in (None, entry.dynamic.get("cleanup.policy")):
-            layers = replace(layers, left_by_file=False)  # somebody decides anew
+        policy = dynamic.get("cleanup.policy")
+        is_new_policy = policy is not None and policy != entry.dynamic.get("cleanup.policy")
+        if layers.left_by_file and is_new_policy:
+            # Somebody decides anew about the records of the log, but not about the view, which may
+            # have the only copy of others.
+            kept = {key: v for key, v in entry.file_retention.items() if key == "varve.view"}
+            entry = replace(entry, file_retention=kept)
+            layers = replace(layers, left_by_file=is_left_by_file(layers, kept))
         settings = _NewSettings(topic, layers, resolve_layers(layers))
         if not topic.config.has_view:
             self._check_view(name, settings.config)
@@ -836,8 +842,8 @@ def _warn_of_unknown_policy(topic: Topic) -> None:
             topic=topic.name,
             reason="a settings file had the policy of this topic, and this start has no file that "
             "names it; the defaults would keep its records for less time, or remove its view: name "
-            "it in the file, or set the cleanup.policy, retention.ms or varve.view that it had, to "
-            "clean or expire it",
+            "it in the file, or set the cleanup.policy or retention.ms that it had, and varve.view "
+            "if it had a view, to clean or expire it",
         )
 
 

@@ -412,8 +412,8 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
         "Its cleanup.policy is unknown: Varve took its directory over from Kafka, or the settings "
         "file no longer names its topic. Set `cleanup.policy` in the settings file or with an "
-        "admin client; if the file set only `retention.ms` or `varve.view`, set that instead. "
-        "Until then, the broker neither cleans nor expires it."
+        "admin client; if the file set only `retention.ms`, set that instead. If the file set "
+        "`varve.view`, set that, too. Until then, the broker neither cleans nor expires it."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,

@@ -678,3 +678,21 @@ async def test_a_start_without_the_topic_in_the_file_keeps_its_view() -> None:
         await broker.metadata_service.alter("orders", setting("varve.view", "none"))
         await broker.view_scheduler.tidy()
         assert not env.is_dir(view_path(f"/disk1/{WHERE}"))
+
+
+async def test_a_new_policy_does_not_remove_the_view_that_only_the_file_asked_for() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+        await broker.view_scheduler.compact(WHERE)
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.delete_records(3)
+    async with broker_with_view(env, topics={}) as broker:
+        await broker.metadata_service.alter("orders", setting("cleanup.policy", "compact"))
+    async with broker_with_view(env, topics={}) as broker:
+        assert not broker.topics.existing("orders").config.policy_known
+        await broker.view_scheduler.tidy()
+        await broker.metadata_service.alter("orders", setting("varve.view", "compacted"))
+        assert broker.topics.existing("orders").config.policy_known
+        assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2")]
