@@ -4,11 +4,12 @@ import asyncio
 import inspect
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from broker.event_loop.loop_turns import Turns
+from broker.event_loop.loop_turns import FreedLater, Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.consumer.model import ConsumerGroup, ConsumerMember
 from broker.groups.coordinator import GroupCoordinator
@@ -78,6 +79,9 @@ class Client:
     has_consumer_groups: bool = True
     creator: Principal | None = None
     viewer: TopicViewer = EVERYTHING
+    services: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(freed_later=FreedLater())
+    )
 
     def __post_init__(self) -> None:
         store = KeyedLog(1, self.log.append)
