@@ -25,7 +25,11 @@ from config.security.clients import Cluster
 from pipeline.client.kafka_client import EARLIEST, LATEST, REACH_SECONDS, Isolation, WireClient
 from pipeline.client.producer import ProduceError
 from pipeline.client.source_options import connection_options
-from pipeline.client.wire_errors import UnknownTopicError, UnreachableBrokerError
+from pipeline.client.wire_errors import (
+    DATA_LOSS_HINT,
+    UnknownTopicError,
+    UnreachableBrokerError,
+)
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from protocol.client.connection import NotKafkaError, WireError
@@ -95,8 +99,10 @@ def as_job_errors() -> Iterator[None]:
         raise JobError(str(error)) from error
     except (PySparkException, Py4JError) as error:
         kind, message = _error_text(error)
-        code = exit_codes.STALE if kind == _DATA_LOSS else exit_codes.FAILED
-        raise JobError(message, code) from error
+        if kind == _DATA_LOSS:  # a job has no option to continue
+            message = message.removesuffix(DATA_LOSS_HINT)
+            raise JobError(message, exit_codes.STALE) from error
+        raise JobError(message) from error
     except OSError as error:
         if (
             error.errno == errno.EPIPE

@@ -1,10 +1,14 @@
 """The errors of the client, besides those of a connection (protocol/client/connection.py)."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from protocol.client.connection import BrokerRefusedError, WireError
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
+
+# The end of the message of a DataLossError, for users of format("varve"); jobs do not show it.
+DATA_LOSS_HINT: Final = " Set failOnDataLoss=false to continue with the remaining records"
 
 
 class UnreachableBrokerError(WireError):

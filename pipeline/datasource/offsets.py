@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, EndOffset, WireClient
+from pipeline.client.wire_errors import DATA_LOSS_HINT
 from pipeline.datasource.options import (
     AtTime,
     Bound,
@@ -29,8 +30,8 @@ class DataLossError(Exception):
 
     def __init__(self, subject: str) -> None:
         super().__init__(
-            f"{subject}. Retention may have removed records, or the topic was re-created. Set"
-            " failOnDataLoss=false to continue with the remaining records"
+            f"{subject}. Retention may have removed records, or the topic was re-created."
+            f"{DATA_LOSS_HINT}"
         )
 
 

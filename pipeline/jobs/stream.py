@@ -317,11 +317,24 @@ def _run(
                     guard.refresh()
         query.stop()
         if (error := query.exception()) is not None and not event.is_set():
-            raise failed[0] if failed else error
+            raise failed[0] if failed else _query_error(error)
     finally:
         query.stop()
     if event.is_set() and every_seconds is None:
         raise KeyboardInterrupt
+
+
+def _query_error(error: Exception) -> JobError:
+    """Return the error of a job whose query failed outside of `merge_batch`."""
+    try:
+        with as_job_errors():
+            raise error
+    except JobError as job_error:
+        if job_error.code != exit_codes.STALE:
+            return job_error
+        # Records that the table has not read are gone, and so is the latest state of their keys.
+        message = f"{job_error} Create the table again with --overwrite"
+        return JobError(message, exit_codes.STALE)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from admin.client import ApiClient
@@ -145,6 +146,25 @@ def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_dele
     write(broker, topic, [(b"d", b"2")])
     caught_up(spark, addresses, topic, path)
     assert sorted(read_table(path, "delta").column("key").to_pylist()) == [b"c", b"d"]
+
+
+def test_records_that_were_removed_before_they_were_read_are_told(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, partitions=1, cleanup_policy="compact,delete")
+    write(broker, topic, [(b"a", b"1")])
+    path = tmp_path / "t"
+    caught_up(spark, addresses, topic, path)
+    write(broker, topic, [(b"b", b"1"), (b"c", b"1"), (b"d", b"1")])
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([Place(topic, 0, 3)]).values():
+        future.result(30)
+    with pytest.raises(JobError, match="again with --overwrite") as raised:
+        caught_up(spark, addresses, topic, path)
+    assert raised.value.code == exit_codes.STALE
+    assert "failOnDataLoss" not in str(raised.value)
+    caught_up(spark, addresses, topic, path, overwrite=True)
+    assert_state(read_table(path, "delta"), read_model(broker, topic))
 
 
 def test_partitions_that_an_overwrite_left_out_are_read_from_their_start(
