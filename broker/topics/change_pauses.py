@@ -51,10 +51,11 @@ SWEPT_AT_ONCE: Final = 2  # clients, for each new one; so their number falls whi
 class _Client:
     """One client: what its changes have cost, and a lock for its request that runs."""
 
-    __slots__ = ("cost", "runs")
+    __slots__ = ("cost", "requests", "runs")
 
     def __init__(self) -> None:
         self.cost = TokenBucket(BURST_SECONDS / WRITE_SHARE)
+        self.requests = 0  # that run or wait
         self.runs = asyncio.Lock()
 
 
@@ -77,17 +78,21 @@ class ChangePauses:
         has closed the connection. Raises ClientLeftError if it does so before its turn.
         """
         entry = self._client(client)
-        has_waited = entry.runs.locked()
-        async with entry.runs:
-            ends_at = _now() + self.pause_of(client)
-            while (seconds := ends_at - _now()) > 0 and not self._stopping.is_set():
-                has_waited = True
-                _check_presence(has_left)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), min(seconds, WAIT_SECONDS))
-            if has_waited:
-                _check_presence(has_left)
-            yield
+        has_waited = entry.requests > 0
+        entry.requests += 1
+        try:
+            async with entry.runs:
+                ends_at = _now() + self.pause_of(client)
+                while (seconds := ends_at - _now()) > 0 and not self._stopping.is_set():
+                    has_waited = True
+                    _check_presence(has_left)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._stopping.wait(), min(seconds, WAIT_SECONDS))
+                if has_waited:
+                    _check_presence(has_left)
+                yield
+        finally:
+            entry.requests -= 1
 
     def pause_of(self, client: Hashable) -> float:
         """Return for how many seconds the next change of a client has to wait."""
@@ -113,7 +118,7 @@ class ChangePauses:
         """Drop the oldest clients if they are idle."""
         for _ in range(min(SWEPT_AT_ONCE, len(self._clients))):
             client, entry = self._clients.popitem(last=False)
-            if entry.runs.locked() or not entry.cost.is_idle(WRITE_SHARE, _now()):
+            if entry.requests or not entry.cost.is_idle(WRITE_SHARE, _now()):
                 self._clients[client] = entry
 
 
