@@ -34,12 +34,11 @@ from pipeline.client.topics import (
     reach_topic,
 )
 from pipeline.command import SparkOptions, show
-from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
-from pipeline.tables.delta import check_topic_id
+from pipeline.tables.delta import check_topic_id, delta_reason
 from pipeline.tables.open_topic import Clients
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
@@ -262,7 +261,7 @@ def _table(path: Path) -> "DeltaTable":
         return DeltaTable(str(path))
     except DeltaError as error:
         raise JobError(
-            f"{path} is not a Delta table: {first_line(error)}", exit_codes.USAGE
+            f"{path} is not a Delta table: {delta_reason(error)}", exit_codes.USAGE
         ) from error
 
 

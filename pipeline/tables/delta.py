@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from itertools import count, takewhile
 from pathlib import Path
@@ -30,9 +31,18 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
 NOTES_KEY: Final = "varve"
+_COLOR: Final = re.compile("\x1b\\[[0-9;]*m")  # of a terminal
+_CAUSE: Final = "↳ "  # before each cause, on a line of its own
 
 # Without this, each commit warns that binary columns have no statistics.
 os.environ.setdefault("RUST_LOG", "error")
+
+
+def delta_reason(error: Exception) -> str:
+    """Return the message of delta-rs in one line: the error and its causes, without a backtrace."""
+    lines = [_COLOR.sub("", line).strip() for line in str(error).splitlines()]
+    causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
+    return ": ".join((first_line(error), *causes))
 
 
 def version_id(topic: str, partition: int) -> str:
@@ -111,7 +121,7 @@ def removed_versions(
         table = DeltaTable(str(place.path))
         numbers = list(takewhile(may_have, count()))
     except DeltaError as error:
-        raise JobError(f"cannot publish {place.path}: {first_line(error)}") from error
+        raise JobError(f"cannot publish {place.path}: {delta_reason(error)}") from error
     return {version_id(topic, n): NO_OFFSETS for n in numbers if n not in present}
 
 
@@ -150,7 +160,7 @@ def publish_delta(
             path.unlink()
         convert_to_deltalake(str(data), commit_properties=commit)
     except (DeltaError, OSError) as error:
-        raise JobError(f"cannot publish {place.path}: {first_line(error)}") from error
+        raise JobError(f"cannot publish {place.path}: {delta_reason(error)}") from error
     try:
         data.rename(place.path)  # replaces an empty directory, but nothing else
     except OSError as error:

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from config.extras import install_command
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
+from pipeline.tables.delta import delta_reason
 from pipeline.tables.target import NOTES
 from pipeline.tables.upsert import read_versions
 
@@ -93,7 +94,7 @@ def _delta(spark: "SparkSession", path: str) -> "DataFrame":
         protocol = table.protocol()
         settings = table.metadata().configuration
     except DeltaError as error:
-        raise JobError(f"{path} is not a Delta table: {first_line(error)}") from error
+        raise JobError(f"{path} is not a Delta table: {delta_reason(error)}") from error
     features = set(protocol.reader_features or ()) - {"timestampNtz"}
     mapped = settings.get("delta.columnMapping.mode", "none") != "none"
     if features or mapped:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 from config import exit_codes
 from pipeline.client.kafka_client import TIMEOUT_SECONDS, EndOffset
 from pipeline.client.lease import with_retries
-from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
 from pipeline.tables.delta import (
     check_topic_id,
     commit_properties,
+    delta_reason,
     epoch_id,
     holds_state,
     read_end_offset,
@@ -154,7 +154,7 @@ class Upserts:
                     versions[safe_time_id(self._topic)] = safe_ms
                 self._merge(table, data, commit_properties(notes, versions))
         except DeltaError as error:
-            raise JobError(f"{self.path}: {first_line(error)}", exit_codes.FAILED) from error
+            raise JobError(f"{self.path}: {delta_reason(error)}", exit_codes.FAILED) from error
         if self._guard is not None:
             self._guard.committed(reach, versions[safe_time_id(self._topic)])
         self.batches += 1

@@ -15,6 +15,7 @@ from pipeline.tables.delta import (
     NO_STATE,
     STATE_ID,
     check_topic_id,
+    delta_reason,
     publish_delta,
     removed_versions,
     state_number,
@@ -117,3 +118,18 @@ def test_a_damaged_table_is_an_error_of_one_line(tmp_path: Path) -> None:
             work()
         assert len(str(caught.value).splitlines()) == 1
         assert str(path) in str(caught.value)
+
+
+def test_an_error_of_delta_rs_is_one_line_with_its_causes() -> None:
+    text = (
+        "Generic LocalFileSystem error\n"
+        "          \x1b[31m↳\x1b[0m Unable to copy data to file\n"
+        "           \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
+        "   0: <unknown>\n"
+        "  12: start_thread\n"
+        "             at ./nptl/pthread_create.c:442:8\n"
+    )
+    assert delta_reason(OSError(text)) == (
+        "Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os"
+        " error 28)"
+    )
