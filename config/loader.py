@@ -234,7 +234,7 @@ def _suggestion(path: Path) -> str:
         return f"; did you mean {of_flags[path[-1]]}?"
     near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
     if near:
-        return f"; did you mean {near[0]}?"
+        return f"; did you mean {'.'.join((*map(str, path[:-1]), near[0]))}?"
     return _hint_at_kafka(str(path[0])) if len(path) == 1 else ""
 
 

@@ -5,10 +5,12 @@ of Spark from its options. Both produce a `ClientSecurity` with certificates and
 paths, so that Spark executors need no files of the driver. Only the token of OAUTHBEARER stays a
 path, because it expires: each connection reads the file again.
 
-Rules: a setting of TLS or SASL that these clients cannot honour is an error, never ignored. Texts
-of errors and `repr` contain no passwords, keys or tokens.
+Rules: a setting of TLS or SASL that these clients cannot honour is an error, never ignored, and so
+is a misspelt one. Other settings of Kafka's clients are ignored. Texts of errors and `repr` contain
+no passwords, keys or tokens.
 """
 
+import difflib
 import json
 import ssl
 from collections.abc import Mapping
@@ -51,6 +53,20 @@ _IGNORED: Final = (
     "sasl.oauthbearer.", "sasl.kerberos.", "ssl.keymanager.algorithm", "ssl.protocol",
     "ssl.provider", "ssl.secure.random.implementation", "ssl.trustmanager.algorithm",
 )  # fmt: skip
+# Names of librdkafka, and what Kafka's clients call it.
+_OF_LIBRDKAFKA: Final = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.password": "sasl.jaas.config",
+    "sasl.username": "sasl.jaas.config",
+    "ssl.ca.location": "ssl.truststore.location",
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.location": "ssl.keystore.location",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.location": "ssl.keystore.location",
+    "ssl.key.pem": "ssl.keystore.key",
+}
+# How like a name of TLS or SASL another name has to be, to count as a mistake.
+_SIMILARITY_MIN: Final = 0.9
 _STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
 
 
@@ -220,9 +236,16 @@ def is_security_setting(name: str) -> bool:
 
 
 def _check_names(settings: Mapping[str, str]) -> None:
+    known = ("security.protocol", *_SUPPORTED)
     for name in settings:
-        is_ours = name.startswith(("ssl.", "sasl."))
-        if is_ours and name not in _SUPPORTED and not name.startswith(_IGNORED):
+        if name in known or name.startswith(_IGNORED):
+            continue
+        if (of_kafka := _OF_LIBRDKAFKA.get(name)) is not None:
+            raise ClientSecurityError(f"{name} is a name of librdkafka: use {of_kafka}")
+        near = difflib.get_close_matches(name[:100], known, n=1, cutoff=_SIMILARITY_MIN)
+        if near:
+            raise ClientSecurityError(f"{name} is not supported; did you mean {near[0]}?")
+        if name.startswith(("ssl.", "sasl.")):
             raise ClientSecurityError(f"{name} is not supported")
 
 

@@ -204,7 +204,7 @@ allow_insecure: yes
     ]
     reasons = [reason for _, _, reason in results]
     assert reasons[1] == "expected a whole number, not 'two'"
-    assert reasons[2] == "unknown setting; did you mean backoff_ms?"
+    assert reasons[2] == "unknown setting; did you mean cleaner.backoff_ms?"
     assert reasons[6] == "unknown setting; did you mean http?"
     assert reasons[8] == "expected true or false, not 'yes'"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.security.clients import (
+    PLAINTEXT,
     ClientSasl,
     ClientSecurity,
     ClientSecurityError,
@@ -87,6 +88,8 @@ def test_a_user_and_a_password_are_read_and_hidden(mechanism: str) -> None:
         ({**sasl("PLAIN"), "sasl.jaas.config": f"{PLAIN_MODULE} required;"}, "does not fit"),
         (sasl("PLAIN", **{"sasl.login.class": "X"}), "sasl.login.class is not supported"),
         (sasl("OAUTHBEARER"), "OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url=file:"),
+        ({"security.protocl": "SSL"}, "not supported; did you mean security.protocol?"),
+        ({"sasl.username": "ann"}, "is a name of librdkafka: use sasl.jaas.config"),
         ({"ssl.cipher.suites": "X"}, "ssl.cipher.suites is not supported"),
         ({"ssl.endpoint.identification.algorithm": "x"}, "neither https nor empty"),
         ({"ssl.enabled.protocols": "TLSv1.1"}, "neither TLSv1.2 nor TLSv1.3"),
@@ -101,6 +104,11 @@ def test_settings_that_cannot_be_honoured_are_refused(
     with pytest.raises(ClientSecurityError, match=reason) as error:
         parse_client_security(settings)
     assert "s3cret" not in str(error.value)
+
+
+def test_settings_of_other_parts_of_a_client_are_ignored() -> None:
+    others = ("client.id", "connections.max.idle.ms", "retries", "request.timeout.ms", "acks")
+    assert parse_client_security(dict.fromkeys(others, "1")) == PLAINTEXT
 
 
 def test_pem_and_pkcs12_give_the_same_certificates(authority: Authority) -> None:
