@@ -77,7 +77,7 @@ def pipeline() -> None:
 def warmup() -> None:
     """Compile the native code and create an archive of Java classes for Spark's start.
 
-    This takes half a minute and 180 MB of disk, once for each version of Java and of Spark.
+    This takes half a minute and 190 MB of disk, once for each version of Java and of Spark.
     """
     from cleaner.engine.kernels import warm_up as warm_up_cleaner
     from pipeline.engines.class_archive import ArchiveError, make_archive
