@@ -86,7 +86,7 @@ def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
 @contextmanager
 def as_job_errors() -> Iterator[None]:
     """Translate errors of the cluster, a producer, Spark or a disk in the block to JobError."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     try:
@@ -97,6 +97,12 @@ def as_job_errors() -> Iterator[None]:
         raise JobError(f"topic does not exist: {', '.join(error.names)}") from error
     except (WireError, ProduceError) as error:
         raise JobError(str(error)) from error
+    except (Py4JNetworkError, ConnectionRefusedError, ConnectionResetError) as error:
+        # Clients of the broker have errors of their own, so this is Py4J.
+        raise JobError(
+            f"the Java process of Spark has ended ({first_line(error)}). Run the job again; if the"
+            " memory of this machine was full, with less --memory"
+        ) from error
     except (PySparkException, Py4JError) as error:
         kind, message = _error_text(error)
         if kind == _DATA_LOSS:  # a job has no option to continue

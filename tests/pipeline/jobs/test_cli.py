@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
+from py4j.protocol import Py4JNetworkError
 
 from broker.cli import main
 from cleaner.remote_compaction import AdoptOutcome
@@ -257,6 +258,22 @@ def test_a_disk_that_refuses_is_told_in_a_line(tmp_path: Path) -> None:
         (tmp_path / "here").replace(tmp_path / "there")
     with pytest.raises(BrokenPipeError), as_job_errors():  # nobody reads any more: no error of ours
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        Py4JNetworkError("Answer from Java side is empty"),
+    ],
+)
+def test_a_java_process_that_was_killed_is_not_taken_for_the_broker(error: Exception) -> None:
+    ended = pytest.raises(JobError, match="the Java process of Spark has ended")
+    with ended as caught, as_job_errors():
+        raise error
+    assert caught.value.code == exit_codes.FAILED
+    assert "--memory" in str(caught.value)
 
 
 def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
