@@ -89,6 +89,7 @@ class Credentials:
         self._metadata = metadata
         self._file_users: ScramUsers = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
+        self._is_closed = False
         # Verified passwords: user -> its entry then, and the password's digest. They are accepted
         # again without salting.
         self._accepted: dict[str, tuple[ScramEntry, bytes]] = {}
@@ -114,7 +115,8 @@ class Credentials:
         }
 
     def close(self) -> None:
-        """Drop checks that wait, and end the thread."""
+        """Drop checks that wait, and end the thread. Later checks raise ConnectionAbortedError."""
+        self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def check_password(self, user: str, password: str) -> Principal | None:
@@ -201,6 +203,8 @@ class Credentials:
     async def _run(
         self, work: Callable[_Arguments, _Result], *args: _Arguments.args, **_: _Arguments.kwargs
     ) -> _Result:
+        if self._is_closed:
+            raise ConnectionAbortedError("the broker stops")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
 

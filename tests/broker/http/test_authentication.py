@@ -295,6 +295,13 @@ async def test_a_client_that_stays_connected_does_not_queue_behind_wrong_passwor
                 await status("operator")
 
 
+async def test_a_password_that_comes_during_the_stop_is_no_error_in_the_log(broker: Broker) -> None:
+    await broker.authentication.stop()
+    with capture_logs() as lines:
+        assert (await ask(broker, STATUS, basic("viewer", "guess")))[0] == 400
+    assert [line for line in lines if line["log_level"] == "error"] == []
+
+
 async def test_an_attempt_ends_with_its_connection(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
