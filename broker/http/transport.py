@@ -182,7 +182,11 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_queued = False
         if self.is_closing():
             return
-        self._pass_on_in_turn(turns)
+        try:
+            self._pass_on_in_turn(turns)
+        except Exception:
+            self.abort()  # as uvloop does if it calls the protocol
+            raise
         if self.is_reading() and not self._is_queued:
             self._socket.resume_reading()
 
