@@ -7,7 +7,7 @@ cancellation.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -43,7 +43,7 @@ from broker.groups.live_classic_members import LiveClassicMembers
 from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.served_groups import AnyGroup, ServedGroups
 from broker.groups.settings import CoordinatorSettings
-from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, TopicViewer
+from broker.groups.topic_regex import EVERYTHING, TopicRegexes, TopicViewer
 from broker.quotas.memory_budget import MemoryBudget
 from protocol.errors import ErrorCode
 
@@ -301,26 +301,34 @@ class MemberRequests:
         request.
         """
         live, expression = self._served.get(group_id), request.regex
-        resolved = live.regexes() if isinstance(live, LiveConsumerGroup) else {}
-        outdated = [each for each in resolved if not self._regexes.is_recent(resolved[each])]
-        if expression and (expression not in resolved or expression in outdated):
+        resolved: dict[str, ResolvedRegex] = {}
+        if isinstance(live, LiveConsumerGroup):
+            resolved = live.regexes()
+            if not request.leaves:
+                for each, now in (await self._refreshed(live, viewer)).items():
+                    if each in resolved and self._is_outdated(resolved[each]):
+                        resolved[each] = now
+        if expression and (expression not in resolved or self._is_outdated(resolved[expression])):
             if isinstance(live, LiveConsumerGroup):
                 live.keep_alive(request.member_id)
-            _note_newer(resolved, {expression: await self._regexes.resolve(expression, viewer)})
-        if isinstance(live, LiveConsumerGroup) and not request.leaves:
-            _note_newer(resolved, await self._refreshed(live, outdated, viewer))
+            resolved[expression] = await self._regexes.resolve(expression, viewer)
         return resolved
 
+    def _is_outdated(self, resolved: ResolvedRegex) -> bool:
+        return not self._regexes.is_recent(resolved)
+
     async def _refreshed(
-        self, live: LiveConsumerGroup, outdated: Sequence[str], viewer: TopicViewer
+        self, live: LiveConsumerGroup, viewer: TopicViewer
     ) -> Mapping[str, ResolvedRegex]:
-        """Return what a search for outdated expressions of a group found, if it ends soon.
+        """Return what a search for the outdated expressions of a group found, if it ends soon.
 
         It goes on beside the heartbeats, and a later one takes the result: the members of a group
         do not wait for the expressions of others.
         """
         search = live.search
         if search is None:
+            resolved = live.regexes()
+            outdated = [each for each in resolved if self._is_outdated(resolved[each])]
             if not outdated:
                 return {}
             # Whoever asked: each client would cost a search of all names.
@@ -374,11 +382,3 @@ class MemberRequests:
             text = f"the broker has at most {self._settings.max_groups} groups, half for one user"
             raise MembershipError(ErrorCode.POLICY_VIOLATION, text)
         return self._factory.create_consumer(group_id, creator)
-
-
-def _note_newer(resolved: dict[str, ResolvedRegex], found: Mapping[str, ResolvedRegex]) -> None:
-    """Note topics that were found after the present ones became outdated."""
-    for expression, now in found.items():
-        before = resolved.get(expression)
-        if before is None or abs(now.resolved_ms - before.resolved_ms) >= REFRESH_MS:
-            resolved[expression] = now

@@ -94,7 +94,6 @@ async def consumer_group_heartbeat(
             body.group_id, request, context.viewer, context.creator
         )
     finally:
-        del request
         if owned is not None:
             context.services.freed_later.add(owned)
     response = ConsumerGroupHeartbeatResponse(
