@@ -50,8 +50,9 @@ _SUPPORTED: Final = frozenset((
 _IGNORED: Final = (
     "sasl.login.callback.handler.class", "sasl.login.connect.timeout.ms",
     "sasl.login.read.timeout.ms", "sasl.login.refresh.", "sasl.login.retry.",
-    "sasl.oauthbearer.", "sasl.kerberos.", "ssl.keymanager.algorithm", "ssl.protocol",
-    "ssl.provider", "ssl.secure.random.implementation", "ssl.trustmanager.algorithm",
+    "sasl.oauthbearer.", "sasl.kerberos.", "security.providers", "ssl.keymanager.algorithm",
+    "ssl.protocol", "ssl.provider", "ssl.secure.random.implementation",
+    "ssl.trustmanager.algorithm",
 )  # fmt: skip
 # Names of librdkafka, and what Kafka's clients call it.
 _OF_LIBRDKAFKA: Final = {
@@ -242,10 +243,10 @@ def _check_names(settings: Mapping[str, str]) -> None:
             continue
         if (of_kafka := _OF_LIBRDKAFKA.get(name)) is not None:
             raise ClientSecurityError(f"{name} is a name of librdkafka: use {of_kafka}")
-        near = difflib.get_close_matches(name[:100], known, n=1, cutoff=_SIMILARITY_MIN)
+        near = difflib.get_close_matches(name[:100].lower(), known, n=1, cutoff=_SIMILARITY_MIN)
         if near:
             raise ClientSecurityError(f"{name} is not supported; did you mean {near[0]}?")
-        if name.startswith(("ssl.", "sasl.")):
+        if name.lower().startswith(("ssl.", "sasl.", "security.")):
             raise ClientSecurityError(f"{name} is not supported")
 
 

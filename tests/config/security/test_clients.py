@@ -89,6 +89,8 @@ def test_a_user_and_a_password_are_read_and_hidden(mechanism: str) -> None:
         (sasl("PLAIN", **{"sasl.login.class": "X"}), "sasl.login.class is not supported"),
         (sasl("OAUTHBEARER"), "OAUTHBEARER needs sasl.oauthbearer.token.endpoint.url=file:"),
         ({"security.protocl": "SSL"}, "not supported; did you mean security.protocol?"),
+        ({"SECURITY.PROTOCOL": "SSL"}, "not supported; did you mean security.protocol?"),
+        ({"security.mode": "SSL"}, "security.mode is not supported"),
         ({"sasl.username": "ann"}, "is a name of librdkafka: use sasl.jaas.config"),
         ({"ssl.cipher.suites": "X"}, "ssl.cipher.suites is not supported"),
         ({"ssl.endpoint.identification.algorithm": "x"}, "neither https nor empty"),
