@@ -341,6 +341,8 @@ def progress_text(status: Json, partition: Json) -> str:
         job = worker["job"]
         if job and (job["topic"], job["partition"]) == (partition["topic"], partition["partition"]):
             return f"{name}: {_stage(job)}"
+    if status["workers"] and not any(worker["ready"] for worker in status["workers"]):
+        return f"{name}: the workers are {STARTING}"
     position = partition.get("queue_position")
     return f"{name}: {partition['state']}" + (f", {position}. in the queue" if position else "")
 

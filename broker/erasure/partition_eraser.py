@@ -73,6 +73,11 @@ VIEW_SECONDS: Final = 30.0  # between two compactions of a view for one part
 CLEANS_MAX: Final = 3  # of the same files, before the part fails
 NAMED_FILES: Final = 3  # in a reason
 VERSION_BYTES: Final = 8
+STARTING: Final = (
+    "the worker that searches its files is starting; the first start of an installation compiles "
+    "native code for a while"
+)
+SEARCHING: Final = "its files are being searched"
 
 StartSearcher = Callable[[], AbstractAsyncContextManager[KeySearcher]]
 
@@ -286,12 +291,13 @@ class PartitionEraser:
         self, search: KeySearch, progress: PartitionProgress
     ) -> KeySearchResult | PausedSearch:
         def on_progress(_stage: str, done_bytes: int, total_bytes: int) -> None:
+            progress.reason = SEARCHING
             progress.share = min(1.0, done_bytes / max(total_bytes, 1))  # a file may have grown
 
         progress.is_searching = True
         if not search.position:
             progress.share = 0.0
-        progress.wait("its files are being searched", 0.0)
+        progress.wait(STARTING if self._searcher is None else SEARCHING, 0.0)
         try:
             if self._searcher is None:
                 self._searcher = await self._workers.enter_async_context(self._start_searcher())

@@ -6,6 +6,7 @@ from admin.client import Json
 from admin.http.cleaner_text import (
     estimate_lines,
     explanation_lines,
+    progress_text,
     status_lines,
     survival_lines,
 )
@@ -203,3 +204,12 @@ def test_a_transition_names_its_event_and_segment_groups_as_such() -> None:
         "transitions": [{**entry, "reason": None, "details": {}}],
     }
     assert explanation_lines(answer)[-1].endswith("  segment groups ready: cleaning -> publishing")
+
+
+def test_a_wait_says_that_no_worker_has_started_yet() -> None:
+    worker = {"index": 0, "pid": 7, "lane": "regular", "job": None, "ready": False}
+    waiting = row("orders", state="idle", queue_position=1)
+    starting = status() | {"workers": [worker]}
+    assert progress_text(starting, waiting).startswith("orders-0: the workers are starting; ")
+    ready = status() | {"workers": [worker, worker | {"ready": True}]}
+    assert progress_text(ready, waiting) == "orders-0: idle, 1. in the queue"

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from broker.erasure import erasures
 from broker.topics.partition import Partition
 from broker.topics.topics import TopicError
 from cleaner.job import CleanedGroup, CleanJob
-from cleaner.key_search import FileState, FoundFile, KeySearchResult
+from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult, PausedSearch
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, NoRoomError
@@ -27,6 +27,7 @@ from tests.support.broker.erasure import (
     KEYS,
     ORDERS,
     SECONDS,
+    HeldSearcher,
     broker_of,
     bytes_on_disk,
     call_api,
@@ -246,6 +247,28 @@ async def test_a_worker_whose_search_failed_ends_before_the_next_one_starts() ->
         await erase(broker)
         await until(lambda: failures == 3 and open_now == 0)
     assert most == 1
+
+
+async def test_an_erasure_says_whether_its_worker_starts_or_searches() -> None:
+    class StartingSearcher(HeldSearcher):
+        async def search_files(
+            self, search: KeySearch, on_progress: Callable[[str, int, int], None], *_: object
+        ) -> KeySearchResult | PausedSearch:
+            await self.gate.wait()
+            self.gate.clear()
+            on_progress("searching", 1, 2)
+            return await super().search_files(search)
+
+    searcher = StartingSearcher()
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        broker.erasures.eraser._start_searcher = searcher.start
+        erasure_id = (await erase(broker))["id"]
+        await reaches(broker, erasure_id, lambda answer: "is starting" in waits_for(answer))
+        searcher.gate.set()
+        await searcher.begun.wait()
+        assert waits_for(await one(broker, erasure_id)) == "its files are being searched"
+        searcher.gate.set()
+        await completed(broker, erasure_id)
 
 
 async def test_a_clean_of_several_groups_is_over_before_the_next_search(
