@@ -10,7 +10,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from copy import copy
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException, HTTPMessage, RemoteDisconnected
 from typing import Any, BinaryIO, Final, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
@@ -178,10 +178,13 @@ class ApiClient:
             ) from error
         except (OSError, HTTPException) as error:
             secure = " With http_tls, it begins with https://." if self.tls is None else ""
-            raise UnreachableError(
-                f"{self.url} did not answer: {error}. Is this the broker's HTTP address (--http)?"
-                f"{secure}"
-            ) from error
+            hint = "Is this the broker's HTTP address (--http)?"
+            if isinstance(error, RemoteDisconnected):  # as Kafka's protocol does
+                hint = (
+                    "It may be an address for Kafka clients: give the broker's HTTP address "
+                    "(--http)."
+                )
+            raise UnreachableError(f"{self.url} did not answer: {error}. {hint}{secure}") from error
 
     def _refused(self, error: HTTPError) -> NoReturn:
         try:

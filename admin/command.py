@@ -3,10 +3,11 @@
 The exit codes: config/exit_codes.py.
 """
 
+import difflib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import wraps
 from http import HTTPStatus
@@ -31,6 +32,7 @@ POLL_SECONDS: Final = 0.25  # between two polls
 P = ParamSpec("P")
 
 
+_NO_TOPIC: Final = "there is no topic "  # the begin of the broker's reason
 TOPICS_HINT: Final = "`varve topics list` shows all"  # after the name of an unknown topic
 _SECURITY: Final = "varve.client_security"  # in the context of a command
 
@@ -121,17 +123,18 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
     @with_client
     @json_option
     @wraps(function)
-    def ask(*args: P.args, **options: P.kwargs) -> None:
-        function(*args, **options)
+    def ask(*args: Any, client: ApiClient, **options: Any) -> None:
+        try:
+            function(*args, client=client, **options)  # type: ignore[arg-type]
+        except ApiRefusedError as error:
+            fail(refusal_text(error, client), code_of_refusal(error))
 
     @wraps(ask)
     def run(*args: P.args, **options: P.kwargs) -> None:
         from config.security.token import TokenFileError
 
         try:
-            ask(*args, **options)
-        except ApiRefusedError as error:
-            fail(refusal_text(error), code_of_refusal(error))
+            ask(*args, **options)  # type: ignore[arg-type]
         except TokenFileError as error:
             fail(str(error))
         except UnreachableError as error:
@@ -142,13 +145,27 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def refusal_text(error: Exception) -> str:
+def refusal_text(error: Exception, client: ApiClient) -> str:
     """Return the reason of a refusal, and what helps where the broker cannot know it."""
     if isinstance(error, ApiRefusedError) and error.status == HTTPStatus.UNAUTHORIZED:
         return f"{error}: name them with --command-config or --token-file"
-    if isinstance(error, ApiRefusedError) and str(error).startswith("there is no topic "):
-        return f"{error}; {TOPICS_HINT}"
+    if isinstance(error, ApiRefusedError) and str(error).startswith(_NO_TOPIC):
+        return f"{error}; {topic_hint(str(error).removeprefix(_NO_TOPIC), _topic_names(client))}"
     return str(error)
+
+
+def topic_hint(topic: str, topics: Iterable[str], hint: str = TOPICS_HINT) -> str:
+    """Return what helps if a topic does not exist: the name of a similar one, or the `hint`."""
+    near = difflib.get_close_matches(topic, topics, n=1)
+    return f"did you mean {near[0]}?" if near else hint
+
+
+def _topic_names(client: ApiClient) -> list[str]:
+    """Return the topics that the user may describe; none if the broker refuses to list them."""
+    try:
+        return [row["name"] for row in client.below("/api/v1").pages("/topics", "topics")]
+    except (ApiRefusedError, UnreachableError):
+        return []
 
 
 def code_of_refusal(error: Exception) -> int:

@@ -4,6 +4,7 @@ It reads segments, indexes, transaction indexes and producer snapshots, of Varve
 formats are the same. The format modules of storage/ read them; each names its source.
 """
 
+import errno
 import json
 import os
 import sys
@@ -62,6 +63,8 @@ def _rows(path: str, *, records: bool) -> Iterator[Row]:
 
     if RealEnv().is_dir(path):
         fail(f"{path} is a directory: name files in it, such as {path}/*.log", exit_codes.USAGE)
+    if not RealEnv().exists(path):
+        fail(f"cannot read {path}: {os.strerror(errno.ENOENT)}")
     parsed = filenames.parse_file_name(os.path.basename(path))
     if parsed is None or parsed.kind == filenames.KEYS:
         kinds = ", ".join(filenames.FILE_KINDS)

@@ -77,6 +77,9 @@ def select_partitions(client: ApiClient, topic: str, partition: int | None) -> P
     `customers 0` and `customers-0` name one partition, `customers` all partitions of the topic that
     the broker serves. If a topic is called `customers-0`, that name means the topic.
     """
+    if "/" in topic:
+        reason = f"{topic} is a path: name a topic, or read files with `varve log dump`"
+        raise click.UsageError(reason)
     if partition is not None:
         return PartitionSelection(((topic, partition),))
     try:
@@ -102,6 +105,7 @@ def select_partition(client: ApiClient, topic: str, partition: int | None) -> tu
 
 
 def _for_each(
+    client: ApiClient,
     places: PartitionSelection,
     as_json: bool,
     act: Callable[[str, int], tuple[Json, Sequence[str]]],
@@ -130,7 +134,7 @@ def _for_each(
         show(answers[0], as_json, lambda _: lines)
     if refusals:
         code = min(map(code_of_refusal, refusals))
-        fail("\nvarve: ".join(map(refusal_text, refusals)), code)
+        fail("\nvarve: ".join(refusal_text(error, client) for error in refusals), code)
 
 
 @cleaner.command(short_help="Explain why a partition or topic is not being cleaned.")
@@ -144,7 +148,7 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
         answer = client.get(partition_path(name, number))
         return answer, explanation_lines(answer)
 
-    _for_each(select_partitions(client, topic, partition), as_json, ask)
+    _for_each(client, select_partitions(client, topic, partition), as_json, ask)
 
 
 @cleaner.command(short_help="Estimate what the next clean would read, write and free.")
@@ -196,7 +200,7 @@ def estimate(
         name = topic if partition is None else f"{topic}-{partition}"
         return survival_lines(name, answers) if survival else ()
 
-    _for_each(select_partitions(client, topic, partition), as_json, ask, summarize)
+    _for_each(client, select_partitions(client, topic, partition), as_json, ask, summarize)
 
 
 @cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")
@@ -248,7 +252,7 @@ def run(
         done = _wait_cleaned(waited, quiet=as_json)
         return done, [clean_text(done)]
 
-    _for_each(places, as_json, finish)
+    _for_each(client, places, as_json, finish)
 
 
 def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]:
@@ -385,7 +389,7 @@ def _act(
         done = client.post(f"{partition_path(topic, number)}/{action}")
         return done, [f"{topic}-{number} {yes if done['changed'] else no}{_durability(done)}"]
 
-    _for_each(where, as_json, act)
+    _for_each(client, where, as_json, act)
 
 
 def _durability(done: Json) -> str:

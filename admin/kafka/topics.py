@@ -1,6 +1,5 @@
 """`varve topics`: list, describe, create, change and delete topics, over the Kafka protocol."""
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,7 @@ from admin.command import (
     fail,
     json_option,
     show,
+    topic_hint,
     with_command_config,
 )
 from admin.kafka.client import (
@@ -470,8 +470,7 @@ def partition_numbers(
     described = topics.get(topic)
     if described is None:
         hidden = ", or you may not describe it" if hides_resources() else ""
-        near = difflib.get_close_matches(topic, topics, n=1)
-        fail(f"there is no topic {topic}{hidden}; {f'did you mean {near[0]}?' if near else hint}")
+        fail(f"there is no topic {topic}{hidden}; {topic_hint(topic, topics, hint)}")
     count = len(described.partitions)
     if partition is None:
         return range(count)

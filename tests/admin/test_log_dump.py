@@ -169,6 +169,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     result = dumped(missing)
     assert result.exit_code == exit_codes.FAILED
     assert result.stderr == f"varve: cannot read {missing}: No such file or directory\n"
+    absent = tmp_path / "notes.txt"
+    assert dumped(absent).stderr == f"varve: cannot read {absent}: No such file or directory\n"
     result = dumped(written(tmp_path, "notes.txt", b"x"))
     assert result.exit_code == exit_codes.USAGE
     assert "is not named as a file of a partition" in result.stderr

@@ -306,7 +306,7 @@ def test_the_address_of_the_other_protocol_is_recognized(broker: VarveBroker) ->
     assert result.exit_code == exit_codes.UNREACHABLE
     assert f"varve: {http} answers with HTTP, not with the Kafka protocol. Give" in result.stderr
     result = CliRunner().invoke(main, ["cleaner", "status", "--http", broker.bootstrap])
-    assert "Is this the broker's HTTP address (--http)?" in result.stderr
+    assert "It may be an address for Kafka clients: give the broker's HTTP" in result.stderr
 
 
 def test_a_broker_that_closes_the_connection_may_need_tls() -> None:
