@@ -31,6 +31,7 @@ from config.security.clients import (
     ClientSecurity,
     ClientSecurityError,
     ClientTls,
+    untrusted_text,
 )
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -168,10 +169,7 @@ class ApiClient:
                 self._refused(error)
         except URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise UnreachableError(
-                    f"the certificate of {self.url} is not trusted: {error.reason.verify_message}; "
-                    "name its CA in ssl.truststore.location of --command-config"
-                ) from error
+                raise UnreachableError(untrusted_text(self.url, error.reason)) from error
             raise UnreachableError(
                 f"cannot reach {self.url}: {reason_of(error.reason)}. Is the broker running, and "
                 "is this its HTTP address (--http)?"

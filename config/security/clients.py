@@ -68,6 +68,9 @@ _OF_LIBRDKAFKA: Final = {
 }
 # How like a name of TLS or SASL another name has to be, to count as a mistake.
 _SIMILARITY_MIN: Final = 0.9
+# X509_V_ERR of OpenSSL: signed with another key of a CA of that name, self-signed (alone, in a
+# chain), no issuer (in the store, of the first).
+_UNKNOWN_ISSUER: Final = frozenset({7, 18, 19, 20, 21})
 _STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
 
 
@@ -229,6 +232,14 @@ def parse_client_security(settings: Mapping[str, str]) -> ClientSecurity:
     return ClientSecurity(
         protocol, _parse_tls(settings), _parse_sasl(settings) if has_sasl else None
     )
+
+
+def untrusted_text(address: object, error: ssl.SSLCertVerificationError) -> str:
+    """Say why the certificate of a server is not trusted and, if that may help, what to set."""
+    hint = ""
+    if error.verify_code in _UNKNOWN_ISSUER:
+        hint = "; name its CA in ssl.truststore.location of --command-config"
+    return f"the certificate of {address} is not trusted: {error.verify_message}{hint}"
 
 
 def is_security_setting(name: str) -> bool:

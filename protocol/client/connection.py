@@ -20,6 +20,7 @@ from config.security.clients import (
     ClientSecurity,
     ClientSecurityError,
     ClientTls,
+    untrusted_text,
 )
 from protocol.api import ApiKey
 from protocol.client.sasl import ANSWER_BYTES_MAX, SaslError, begin_exchange
@@ -176,9 +177,7 @@ class BlockingConnection:
 
     def _raise_tls_error(self, error: ssl.SSLError) -> NoReturn:
         if isinstance(error, ssl.SSLCertVerificationError):
-            raise SecurityRefusedError(
-                f"the certificate of {self.address} is not trusted: {error.verify_message}"
-            ) from None
+            raise SecurityRefusedError(untrusted_text(self.address, error)) from None
         if isinstance(error, _LOST):
             raise error
         hint = _TLS_HINTS.get(error.reason, "")
