@@ -145,12 +145,16 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def refusal_text(error: Exception, client: ApiClient) -> str:
-    """Return the reason of a refusal, and what helps where the broker cannot know it."""
+def refusal_text(error: Exception, client: ApiClient | None = None) -> str:
+    """Return the reason of a refusal, and what helps where the broker cannot know it.
+
+    With a `client`, the text names a topic with a similar name.
+    """
     if isinstance(error, ApiRefusedError) and error.status == HTTPStatus.UNAUTHORIZED:
         return f"{error}: name them with --command-config or --token-file"
     if isinstance(error, ApiRefusedError) and str(error).startswith(_NO_TOPIC):
-        return f"{error}; {topic_hint(str(error).removeprefix(_NO_TOPIC), _topic_names(client))}"
+        topics = [] if client is None else _topic_names(client)
+        return f"{error}; {topic_hint(str(error).removeprefix(_NO_TOPIC), topics)}"
     return str(error)
 
 
@@ -188,6 +192,13 @@ timeout_option = click.option(
 )
 
 
+class PartitionNumber(click.IntRange):
+    """The number of a partition; refusals call it that, not an "integer range"."""
+
+    name = "partition number"
+
+
+partition_type = PartitionNumber(0, (1 << 31) - 1)
 ONE_PARTITION: Final = "Give `customers 0` or `customers-0` for a partition"
 PARTITION_OR_TOPIC: Final = f"{ONE_PARTITION}, `customers` for all of a topic"
 
@@ -207,7 +218,7 @@ def add_partition_arguments(
 ) -> Callable[P, None]:
     """Add TOPIC and [PARTITION], and a last paragraph to the help that says how to give them."""
     function.__doc__ = f"{function.__doc__}\n\n    {text}"
-    number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
+    number = click.argument("partition", type=partition_type, required=False)
     return click.argument("topic", required=required)(number(function))
 
 

@@ -23,6 +23,7 @@ from admin.command import (
     fail,
     optional_partition_arguments,
     partition_arguments,
+    partition_type,
     refusal_text,
     show,
     show_progress,
@@ -340,7 +341,7 @@ def end_transaction(
 
 @cleaner.command(short_help="List the last cleans, newest first.")
 @click.argument("topic", required=False)
-@click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
+@click.argument("partition", required=False, type=partition_type)
 @click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, metavar="N",
               help="Maximum number of cleans to list.")  # fmt: skip
 @api_command

@@ -129,8 +129,8 @@ def _folded_lines(rows: Sequence[Json]) -> list[str]:
     """Return one line per topic for the partitions that the table leaves out."""
     counts = Counter((row["topic"], bool(row["paused"])) for row in rows)
     return [
-        f"... and {count} empty{', paused' if is_paused else ''} partitions of {topic} (--topic "
-        f"{topic} lists them)"
+        f"... and {count} empty{', paused' if is_paused else ''} partition{'s' * (count != 1)} of "
+        f"{topic} (--topic {topic} lists them)"
         for (topic, is_paused), count in sorted(counts.items())
     ]
 
@@ -179,8 +179,7 @@ def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
         return f"nothing to clean: {why}"
     text = str(answer["obstacle"])
     if answer["blocked_by"] == "active segment" and not rolled:
-        command = f"varve cleaner run {answer['topic']} {answer['partition']} --roll"
-        text = f"nothing can be cleaned now; `{command}` closes the active segment first. {text}"
+        text = f"nothing can be cleaned now. {text}"
     return text
 
 

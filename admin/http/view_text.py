@@ -7,10 +7,11 @@ from admin.tables import columns, local_time
 from config.units import about_size
 
 
-def view_lines(rows: Sequence[Json]) -> list[str]:
-    """Return a table of views and, below it, errors and missed records."""
+def view_lines(rows: Sequence[Json], topic: str | None = None) -> list[str]:
+    """Return a table of views, all or a topic's, and below it errors and missed records."""
     if not rows:
-        return ["No topic has a view (varve.view=compacted)."]
+        subject = "No topic has a" if topic is None else f"{topic} has no"
+        return [f"{subject} view (varve.view=compacted)."]
     table = [
         ("PARTITION", "STATE", "HORIZON", "LAG", "TO COMPACT", "SIZE", "RECORDS", "COMPACTED"),
     ]

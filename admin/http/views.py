@@ -42,7 +42,7 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     Consumers of a view read compacted records below its view horizon, and the log from there on.
     """
     results = {"views": list(client.below(ROOT).pages("", "views", topic=topic))}
-    show(results, as_json, lambda answer: view_lines(answer["views"]))
+    show(results, as_json, lambda answer: view_lines(answer["views"], topic))
 
 
 @view.command(short_help="Compact the view of a topic or partition.")

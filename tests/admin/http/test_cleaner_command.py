@@ -51,8 +51,7 @@ def test_an_estimate_says_what_to_do_about_partitions_with_nothing_to_clean(
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
         "orders-0: there is nothing to clean now.",
-        "orders-1: nothing can be cleaned now; `varve cleaner run orders 1 --roll` closes the "
-        "active segment first. It has 156 B.",
+        "orders-1: nothing can be cleaned now. It has 156 B.",
     ]
     assert estimated(monkeypatch, {0: NOTHING, 1: NOTHING}, "--survival").exit_code == 0
     (_, row) = json.loads(estimated(monkeypatch, {1: NOTHING}, "--json").stdout)["partitions"]
@@ -124,3 +123,13 @@ def test_a_view_of_one_partition_is_named_as_in_the_cleaner_commands(
     monkeypatch.setattr(ApiClient, "post", post)
     result = CliRunner().invoke(view, ["abort", "orders-3"])
     assert result.stdout == "orders-3: compaction aborted\n"
+
+
+def test_the_status_of_views_names_the_topic_that_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ApiClient, "get", lambda *_, **__: {"views": [], "next": None})
+    of_topic = CliRunner().invoke(view, ["status", "orders"])
+    assert of_topic.stdout == "orders has no view (varve.view=compacted).\n"
+    of_all = CliRunner().invoke(view, ["status"])
+    assert of_all.stdout == "No topic has a view (varve.view=compacted).\n"

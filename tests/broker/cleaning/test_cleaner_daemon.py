@@ -70,7 +70,7 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     produce(broker, 0, 5 * KEYS, "a")
     before = varve(broker, "run", "customers", "0")
     assert before.returncode == 0
-    hint = "`varve cleaner run customers 0 --roll` closes the active segment first"
+    hint = "`varve cleaner run customers 0 --roll` rolls it now."
     assert hint in before.stdout
     estimate = varve(broker, "estimate", "customers", "0")
     assert (estimate.returncode, estimate.stdout) == (0, before.stdout)
@@ -314,7 +314,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         (["explain", "data/customers-0"], 2, "is a path: name a topic, or read files with `varve"),
         (["explain", "customers-9"], 1, "customers has no partition 9; its last one is 1"),
         (["explain", "customers", "-1"], 2, "No such option"),
-        (["explain", "customers", "x"], 2, "is not a valid integer"),
+        (["explain", "customers", "x"], 2, "'x' is not a valid partition number"),
         (["status", "--http", "ftp://somewhere"], 2, "expected http://HOST:PORT"),
         (["status", "--token-file", "absent"], 1, "absent: No such file"),
         (["history", "nowhere", "0"], 1, "there is no topic nowhere"),
