@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import click
 
 from admin.client import ApiRefusedError, UnreachableError
-from admin.command import fail, json_option, show, with_client
+from admin.command import fail, json_option, refusal_text, show, with_client
 from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.units import parse_size
@@ -259,7 +259,7 @@ def exit_on_error(function: Callable[P, None]) -> Callable[P, None]:
         except StageFailedError as error:
             fail(str(error), exit_codes.FAILED)
         except ApiRefusedError as error:
-            fail(str(error), exit_codes.of_status(error.status))
+            fail(refusal_text(error), exit_codes.of_status(error.status))
         except UnreachableError as error:
             fail(str(error), exit_codes.UNREACHABLE)
         except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
-from admin.command import command_security, with_command_config
+from admin.command import TOPICS_HINT, command_security, with_command_config
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.kafka_client import EARLIEST, LATEST, REACH_SECONDS, Isolation, WireClient
@@ -94,7 +94,8 @@ def as_job_errors() -> Iterator[None]:
     except (UnreachableBrokerError, NotKafkaError) as error:
         raise JobError(str(error), exit_codes.UNREACHABLE) from error
     except UnknownTopicError as error:
-        raise JobError(f"topic does not exist: {', '.join(error.names)}") from error
+        names = ", ".join(error.names)
+        raise JobError(f"there is no topic {names}; {TOPICS_HINT}") from error
     except (WireError, ProduceError) as error:
         raise JobError(str(error)) from error
     except (Py4JNetworkError, ConnectionRefusedError, ConnectionResetError) as error:

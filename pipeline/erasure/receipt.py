@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from config.units import counted
+
 FORMAT: Final = 1
 COMPLETE: Final = "complete"
 PENDING: Final = "pending"
@@ -119,7 +121,7 @@ def _partition_json(number: int, erased: PartitionErased) -> dict[str, Any]:
 
 def records_text(in_log: int, in_view: int) -> str:
     """Format record counts of the log and of its view, which repeats records of the log."""
-    text = f"{in_log:,} records in the log"
+    text = f"{counted(in_log, 'record')} in the log"
     return f"{text} and {in_view:,} in its view" if in_view else text
 
 
@@ -127,10 +129,10 @@ def lines(receipt: Receipt) -> list[str]:
     """Return the receipt as lines of text."""
     result = []
     for n, erased in sorted(receipt.partitions.items()):
-        name = f"{receipt.topic}-{n}"
+        name, keys = f"{receipt.topic}-{n}", counted(erased.keys, "key")
         if receipt.state == DRY_RUN:
             records = records_text(erased.records_found, erased.view_records_found)
-            result.append(f"{name}: would erase {records} of {erased.keys:,} keys")
+            result.append(f"{name}: would erase {records} of {keys}")
             continue
         removed = erased.removed, max(erased.view_records_found - erased.view_records_left, 0)
         records = records_text(*removed)
@@ -138,8 +140,8 @@ def lines(receipt: Receipt) -> list[str]:
         if removed != (erased.records_found, erased.view_records_found):
             records += f" (of {total})"
         tombstones = f"{erased.tombstones_left:,} tombstones remain until they expire"
-        result.append(f"{name}: erased {records} of {erased.keys:,} keys; {tombstones}")
+        result.append(f"{name}: erased {records} of {keys}; {tombstones}")
     result += [f"pending: {reason}" for reason in receipt.reasons]
     result += [f"may hold copies: {copy.text}" for copy in receipt.copies]
-    keys = f"{len(receipt.keys):,} keys, {receipt.absent:,} of them without records"
+    keys = f"{counted(len(receipt.keys), 'key')}, {receipt.absent:,} of them without records"
     return [*result, f"{receipt.topic}: {receipt.state} ({keys})"]

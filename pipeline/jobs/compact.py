@@ -20,7 +20,7 @@ from admin.client import ApiClient
 from cleaner.job import Damage
 from cleaner.remote_compaction import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
 from config import exit_codes
-from config.units import about_size
+from config.units import about_size, counted
 from pipeline.client.lease import Lease, LeaseClient
 from pipeline.client.leased_work import choose_transport, interrupts_deferred, lost_lease_reported
 from pipeline.command import (
@@ -206,12 +206,12 @@ def lines(result: CompactResult) -> list[str]:
     for partition in result.partitions:
         name = f"{result.topic}-{partition.partition}"
         sizes = f"{about_size(partition.bytes_before)} to {about_size(partition.bytes_after)}"
-        records = f"{partition.records_before:,} to {partition.records_after:,} records"
+        records = f"{partition.records_before:,} to {counted(partition.records_after, 'record')}"
         match partition.outcome:
             case "would":
                 texts.append(
                     f"{name}: would shrink from {sizes} (estimate), {records},"
-                    f" {partition.keys:,} keys"
+                    f" {counted(partition.keys, 'key')}"
                 )
             case "adopted":
                 texts.append(

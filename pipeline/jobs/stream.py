@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from admin.client import ApiRefusedError, UnreachableError
 from config import exit_codes
+from config.units import counted
 from pipeline.client.kafka_client import EndOffset, WireClient
 from pipeline.client.source_options import connection_options
 from pipeline.client.topics import (
@@ -371,7 +372,7 @@ def lines(result: StreamResult) -> list[str]:
     """Return the result as lines of text."""
     ends = ", ".join(f"{number}: {end}" for number, end in sorted(result.end_offsets.items()))
     return [
-        f"{result.topic}: {result.rows:,} rows in {result.out}, up to offsets {ends}",
-        f"{result.batches} batches: {result.inserted:,} rows added, {result.updated:,} replaced,"
-        f" {result.deleted:,} deleted",
+        f"{result.topic}: {counted(result.rows, 'row')} in {result.out}, up to offsets {ends}",
+        f"{counted(result.batches, 'batch', 'es')}: {counted(result.inserted, 'row')} added,"
+        f" {result.updated:,} replaced, {result.deleted:,} deleted",
     ]

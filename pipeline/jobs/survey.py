@@ -22,7 +22,7 @@ from cleaner.job import CleanJob
 from cleaner.remote_compaction import Purpose
 from config import exit_codes
 from config.security.clients import Cluster
-from config.units import about_size
+from config.units import about_size, counted
 from pipeline.client.kafka_client import WireClient
 from pipeline.client.lease import LeaseClient
 from pipeline.client.leased_work import choose_transport, interrupts_deferred, lost_lease_reported
@@ -212,7 +212,7 @@ def print_tables(result: SurveyResult) -> None:
         console.print(f"  [bold]space overhead[/] {escape(topic.overhead.why)}")
         for key, count, share in topic.skew.top[:3]:
             name = escape(key_text(b64decode(key)))
-            console.print(f"  key {name} has {count:,} records, {percent(share)}")
+            console.print(f"  key {name} has {counted(count, 'record')}, {percent(share)}")
         for text in (text for figures in topic.partitions for text in figures.damaged):
             console.print(f"  [red]damaged[/] {escape(text)}")
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from admin.client import ApiClient, ApiRefusedError, partition_path
+from admin.command import TOPICS_HINT
 from config import exit_codes
 from config.security.clients import Cluster
 from config.topics.names import RESERVED_SUFFIX, view_name
+from config.units import counted
 from pipeline.client.kafka_client import EARLIEST
 from pipeline.client.topics import (
     Bounds,
@@ -504,9 +506,10 @@ def lines(result: VerifyResult) -> list[str]:
     texts = []
     for n, counts in sorted(result.partitions.items()):
         bad = sum(count for kind, count in counts.kinds.items() if kind not in SOUND)
-        message = f"{bad:,} faults" if bad else "correct"
+        message = counted(bad, "fault") if bad else "correct"
         subject = (
-            f"{counts.keys:,} keys, {counts.originals:,} source records, {counts.copies:,} served"
+            f"{counted(counts.keys, 'key')}, {counted(counts.originals, 'source record')}, "
+            f"{counts.copies:,} served"
         )
         texts.append(f"{result.topic}-{n} below offset {counts.end_offset}: {message} ({subject})")
     for kind, count in result.kinds.items():
@@ -610,4 +613,4 @@ def _mode(client: ApiClient, topic: str, against: str | None) -> str:
     except ApiRefusedError as error:
         if error.status != 404:
             raise
-        raise JobError(f"topic {topic} does not exist") from error
+        raise JobError(f"there is no topic {topic}; {TOPICS_HINT}") from error

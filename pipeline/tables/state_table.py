@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from admin.client import ApiClient
 from admin.command import DEFAULT_URL
 from config.security.clients import PLAINTEXT, Cluster, read_command_config
-from config.units import about_size
+from config.units import about_size, counted
 from pipeline.client.topics import DEFAULT_BOOTSTRAP, partitions_of
 from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
@@ -203,14 +203,13 @@ def lines(result: TableResult) -> list[str]:
     """Return the result as lines of text."""
     states = [state for state in result.partitions if state.records >= 0]
     results = [
-        f"{result.topic}: {result.rows:,} rows, {about_size(result.size_bytes)} in"
-        f" {result.files} files, as {result.format} in {result.out}"
+        f"{result.topic}: {counted(result.rows, 'row')}, {about_size(result.size_bytes)} in"
+        f" {counted(result.files, 'file')}, as {result.format} in {result.out}"
     ]
     if states:
         records = sum(state.records for state in states)
-        subject = (
-            f"of {records:,} records; {sum(state.keyless for state in states):,} without a key"
-        )
+        keyless = sum(state.keyless for state in states)
+        subject = f"of {counted(records, 'record')}; {keyless:,} without a key"
         if all(state.tombstones >= 0 for state in states):
             subject += f", {sum(state.tombstones for state in states):,} keys deleted"
         results.append(subject)

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from admin.client import ApiClient
+from admin.command import TOPICS_HINT
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.cli import pipeline
@@ -292,5 +293,5 @@ def test_unknown_topics_and_brokers_have_their_exit_codes(
 ) -> None:
     done = run(broker, "latest", "there-is-none", "--out", str(tmp_path / "t"))
     assert done.exit_code == exit_codes.FAILED
-    assert done.stderr == "varve: topic does not exist: there-is-none\n"
+    assert done.stderr == f"varve: there is no topic there-is-none; {TOPICS_HINT}\n"
     assert list(tmp_path.iterdir()) == []

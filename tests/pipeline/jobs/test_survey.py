@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from admin.client import ApiClient
+from admin.command import TOPICS_HINT
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.jobs.survey import SurveyResult, answer, command, survey_topic
@@ -299,7 +300,7 @@ def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path:
 def test_unknown_topics_are_told(broker: VarveBroker, addresses: Clients) -> None:
     done = CliRunner().invoke(command, addressed(broker, "there-is-none"))
     assert done.exit_code == exit_codes.FAILED
-    assert done.stderr == "varve: topic does not exist: there-is-none\n"
+    assert done.stderr == f"varve: there is no topic there-is-none; {TOPICS_HINT}\n"
     assert CliRunner().invoke(command, addressed(broker)).exit_code == exit_codes.USAGE
 
 

@@ -73,7 +73,7 @@ def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str
         ([f"{topic}.compacted"], 2, f"use `verify {topic}`"),
         ([topic, "--against", topic, "--as-of-offsets", "{}"], 2, "--as-of-offsets needs --table"),
         ([topic, "--table", "t", "--against", "x"], 2, "not both"),
-        ([topic, "--against", f"{topic}-not"], 1, "does not exist"),
+        ([topic, "--against", f"{topic}-not"], 1, "there is no topic"),
         ([topic, "--against", topic, "--partitions", "7"], 2, "but not 7"),
         ([topic, "--table", "t", "--as-of-offsets", "[]"], 2, "expected offsets as JSON such as"),
     ):
