@@ -236,7 +236,7 @@ class RequestFacts:
 
     @classmethod
     def of(cls, frame: memoryview, peer: str) -> "RequestFacts":
-        """Read the header. What strangers send may be shorter."""
+        """Read the header, which an unauthenticated client may have cut short."""
         head = bytes(frame[: 10 + CLIENT_ID_BYTES_MAX])
         length = int.from_bytes(head[8:10], signed=True)
         return cls(

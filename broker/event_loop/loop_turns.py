@@ -15,9 +15,9 @@ _Turn: TypeAlias = Callable[[], None] | asyncio.Future[None]
 # A fifth of the time that a task may block the loop, because the last step of a turn may be long.
 TURN_SECONDS: Final = 0.002
 # The time that turns of connections have in a round of the loop: as much as a task may block it.
-# Strangers have the time of one turn in addition.
+# Unauthenticated connections have the time of one turn in addition.
 ROUND_SECONDS: Final = 5 * TURN_SECONDS
-STRANGERS_ROUND_SECONDS: Final = TURN_SECONDS
+UNAUTHENTICATED_ROUND_SECONDS: Final = TURN_SECONDS
 SHORT_TURN_SECONDS: Final = TURN_SECONDS / 20  # of a task that waits for its turn, as a guess
 FREED_AT_ONCE: Final = 500  # items of a container: 0.1 ms
 
@@ -315,8 +315,8 @@ class ConnectionTurns:
         self.single_requests = TurnQueue(ROUND_SECONDS)
         self.client_tasks = TurnQueue(ROUND_SECONDS)
         # Connections without a complete request, or without credentials if those are needed.
-        self.strangers = TurnQueue(STRANGERS_ROUND_SECONDS)
-        self.stranger_tasks = TurnQueue(STRANGERS_ROUND_SECONDS)
+        self.unauthenticated = TurnQueue(UNAUTHENTICATED_ROUND_SECONDS)
+        self.unauthenticated_tasks = TurnQueue(UNAUTHENTICATED_ROUND_SECONDS)
 
 
 def _wait(

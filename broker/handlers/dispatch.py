@@ -199,7 +199,9 @@ class Dispatcher:
             raise CloseConnectionError(f"API {key} version {version} is not supported")
         context = make_context(connection, self._services)
         # Before the authentication, all clients would share the quota of one user.
-        is_exempt = key in EXEMPT_APIS or (connection.gate is not None and connection.is_stranger)
+        is_exempt = key in EXEMPT_APIS or (
+            connection.gate is not None and connection.is_unauthenticated
+        )
         if self._services.quotas.enforced and not is_exempt:
             context.find_meters(header.client_id)
         else:

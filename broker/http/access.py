@@ -5,7 +5,7 @@ Who sent a request, and what the sender may do: authentication.py.
 Rules
 - Host (RFC 9110, 7.2): on a loopback address only names of this machine are accepted, so that a web
   page opened here cannot reach the broker under its own name (DNS rebinding). On another address
-  where no credentials are needed, browsers must use a name that strangers cannot redirect: an IP
+  where no credentials are needed, browsers must use a name that no attacker can redirect: an IP
   address, or a name without a dot. If credentials are needed, the page of another site does not
   have them. Browsers always send Accept-Language (Fetch standard), and no page can prevent it.
 - Origin (RFC 6454): a browser names the page that sends a change. Only pages from this server are
@@ -112,7 +112,7 @@ def host_name(host: str) -> str:
 
 
 def _is_safe(name: str) -> bool:
-    """Return whether no stranger can point a name at this server: nobody registers one label."""
+    """Return whether no attacker can point a name at this server: nobody registers one label."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -101,5 +101,5 @@ class HttpObserver:
 def _method_and_route(request: web.Request) -> tuple[str, str]:
     resource = request.match_info.route.resource
     if resource is None:
-        return UNKNOWN, UNKNOWN  # also the method: strangers choose it
+        return UNKNOWN, UNKNOWN  # also the method: any client can invent one
     return request.method, resource.canonical

@@ -3,7 +3,7 @@
 uvloop's own transport decrypts all that a client sends at once, so messages of TLS itself could
 hold the event loop for seconds, without credentials. Here the bounds of TlsChannel apply, and the
 turns of HttpTransport include the decryption. During the handshake, a connection queues for each
-turn, in the time of strangers.
+turn, in the time of unauthenticated connections.
 
 Rules. The protocol is called after the handshake only. Errors of TLS close the connection, after
 the alert that names them.
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from broker.event_loop.loop_turns import ConnectionTurns, TurnQueue
 from broker.http.transport import FindTurns, HttpTransport
-from broker.network.tls_channel import STRANGER_BYTES, TlsChannel
+from broker.network.tls_channel import UNAUTHENTICATED_BYTES, TlsChannel
 
 RECEIVE_BYTES: Final = 16 << 10  # of messages without data: 5 ms
 
@@ -53,7 +53,9 @@ class TlsTransport(HttpTransport):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next encrypted bytes."""
-        return self._channel.get_buffer(RECEIVE_BYTES if self._is_established else STRANGER_BYTES)
+        return self._channel.get_buffer(
+            RECEIVE_BYTES if self._is_established else UNAUTHENTICATED_BYTES
+        )
 
     def buffer_updated(self, nbytes: int) -> None:
         """Decrypt `nbytes` more bytes now, or when it is the turn of this connection."""
@@ -114,7 +116,7 @@ class TlsTransport(HttpTransport):
 
     def _own_turns(self) -> TurnQueue | None:
         if not self._is_established:
-            return self._turns.strangers
+            return self._turns.unauthenticated
         return super()._own_turns() or self._turns.clients  # to decrypt takes time as well
 
     def _pass_on(self, ends_at: float) -> None:

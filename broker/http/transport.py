@@ -3,8 +3,8 @@
 uvloop gives the protocol all that a socket has, up to 256 KiB. A request whose body comes in chunks
 of one byte costs 40 ms then, without credentials. So the protocol gets slices, and connections take
 turns with those of Kafka clients (broker/network/connection.py): a connection without an authorized
-request queues for each turn, in the time of strangers; another one queues only when the time of a
-round is used up, or when its bytes have taken a whole turn.
+request queues for each turn, in the time of unauthenticated connections; another one queues only
+when the time of a round is used up, or when its bytes have taken a whole turn.
 
 Rules. A protocol that pauses reading gets no data until it resumes. While bytes wait for a turn,
 nothing is read from the socket. What still waits when the client ends the connection is dropped:
@@ -117,7 +117,7 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._is_queued or self.is_closing():
             return
         if self._data:
-            self._wait_for_turn(self._own_turns() or self._turns.strangers)
+            self._wait_for_turn(self._own_turns() or self._turns.unauthenticated)
         else:
             self._socket.resume_reading()
 

@@ -37,7 +37,7 @@ class BudgetUser(Protocol):
     """What the budget needs of a connection or of its response."""
 
     @property
-    def is_stranger(self) -> bool:
+    def is_unauthenticated(self) -> bool:
         """Return whether it has never sent a complete request, or has not authenticated."""
         ...
 
@@ -78,7 +78,7 @@ class BufferBudget:
         self._over_share: dict[Hashable, BudgetUser] = {}  # who may exceed its client's share
         self._over: BudgetUser | None = None  # who may exceed the budget
         self._idle: dict[BudgetUser, None] = {}  # keep memory, and may be between two requests
-        self._strangers: list[tuple[int, int]] = []  # (-bytes used, note number), a heap
+        self._unauthenticated: list[tuple[int, int]] = []  # (-bytes used, note number), a heap
         # By note number; notes that are not here are outdated.
         self._noted: dict[int, BudgetUser] = {}
         self._note_of: dict[BudgetUser, int] = {}
@@ -110,16 +110,16 @@ class BufferBudget:
             self._waiting.pop(connection, None)
             owned = self._reserved[connection] = self._reserved.get(connection, 0) + growth
             self.used_bytes += growth
-            if not connection.is_stranger:
+            if not connection.is_unauthenticated:
                 self._count(connection, owned)
-            if connection.is_stranger:
-                self._note_stranger(connection, owned)
+            if connection.is_unauthenticated:
+                self._note_unauthenticated(connection, owned)
             if self._waiting:
                 self._serve_soon()
             return True
         if connection not in self._waiting:
             self._waiting[connection] = None
-            if not connection.is_stranger:
+            if not connection.is_unauthenticated:
                 self._over_share.setdefault(connection.client, connection)
             self.waits += 1
         return False
@@ -135,8 +135,8 @@ class BufferBudget:
         assert reserved_bytes <= before, (reserved_bytes, before)
         if reserved_bytes:
             self._reserved[connection] = reserved_bytes
-            if connection.is_stranger and reserved_bytes < before:
-                self._note_stranger(connection, reserved_bytes)
+            if connection.is_unauthenticated and reserved_bytes < before:
+                self._note_unauthenticated(connection, reserved_bytes)
         else:
             self._idle.pop(connection, None)
             self._noted.pop(self._note_of.pop(connection, 0), None)
@@ -166,7 +166,7 @@ class BufferBudget:
         is_before = (
             connection in (self._over, self._over_share.get(client)) or connection in self._waiting
         )
-        if connection.is_stranger or is_before:
+        if connection.is_unauthenticated or is_before:
             return True  # a connection with a place in the queue of all needs no share
         queue = self._held_back.get(client, {})
         if next(iter(queue), connection) is connection:
@@ -217,27 +217,27 @@ class BufferBudget:
             connection = next(iter(self._idle))
             del self._idle[connection]  # it is noted again when it is idle again
             connection.give_back()
-        while self._strangers and not self._fits(growth):
-            _, number = heappop(self._strangers)
-            stranger = self._noted.pop(number, None)
-            if stranger is None:
+        while self._unauthenticated and not self._fits(growth):
+            _, number = heappop(self._unauthenticated)
+            victim = self._noted.pop(number, None)
+            if victim is None:
                 continue
-            del self._note_of[stranger]
-            if stranger.is_stranger:
+            del self._note_of[victim]
+            if victim.is_unauthenticated:
                 self.closed += 1
-                stranger.close(
-                    "memory is needed, and no request of this connection is complete yet"
-                )
+                victim.close("memory is needed, and no request of this connection is complete yet")
 
-    def _note_stranger(self, connection: BudgetUser, reserved_bytes: int) -> None:
+    def _note_unauthenticated(self, connection: BudgetUser, reserved_bytes: int) -> None:
         self._noted.pop(self._note_of.get(connection, 0), None)
         self._notes += 1
         self._note_of[connection] = self._notes
         self._noted[self._notes] = connection
-        heappush(self._strangers, (-reserved_bytes, self._notes))
-        if len(self._strangers) > 2 * len(self._noted) + OUTDATED_NOTES_MAX:
-            self._strangers = [note for note in self._strangers if note[1] in self._noted]
-            heapify(self._strangers)
+        heappush(self._unauthenticated, (-reserved_bytes, self._notes))
+        if len(self._unauthenticated) > 2 * len(self._noted) + OUTDATED_NOTES_MAX:
+            self._unauthenticated = [
+                note for note in self._unauthenticated if note[1] in self._noted
+            ]
+            heapify(self._unauthenticated)
 
     def _serve_soon(self) -> None:
         if not self._is_serving:

@@ -13,9 +13,9 @@ of them, and queues for the others. All these single requests have as much time 
 they queue, too, but not behind the connections with many. So clients that send many requests delay
 one that sends few by the time of a round, however many connections they have.
 
-A stranger is a connection without a complete request, or without authentication if the listener
-requires it. Strangers queue for each request, and in each round all of them together have the time
-of one turn.
+A connection is unauthenticated until it has sent a complete request and, if the listener requires
+it, has authenticated. Unauthenticated connections queue for each request, and in each round all of
+them together have the time of one turn.
 
 A request that has to wait continues in a task. In each round, the turns of tasks have as much time
 as those of connections, and when it is used up, they queue as well (MeasuredTurns).
@@ -38,7 +38,7 @@ from broker.network.framing import INITIAL_BYTES, FrameReader
 from broker.network.request_context import RequestContext
 from broker.network.response_memory import ResponseMemory
 from broker.network.socket_writer import Part, SocketWriter
-from broker.network.tls_channel import RECEIVE_BYTES, STRANGER_BYTES, TlsChannel, TlsWriter
+from broker.network.tls_channel import RECEIVE_BYTES, UNAUTHENTICATED_BYTES, TlsChannel, TlsWriter
 from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
@@ -167,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
         self.context: RequestContext | None = None  # made by the dispatcher at the first request
         self.opened_at = self.last_active = self._loop.time()
         # Until its first complete request is accepted, or it has authenticated.
-        self.is_stranger = True
+        self.is_unauthenticated = True
 
     # Called by the transport ----------------------------------------------------
 
@@ -200,7 +200,9 @@ class Connection(asyncio.BufferedProtocol):
         """Return the buffer for the next bytes."""
         if self._tls is None:
             return self._reader.get_buffer(sizehint)
-        return self._tls.get_buffer(STRANGER_BYTES if self.is_stranger else RECEIVE_BYTES)
+        return self._tls.get_buffer(
+            UNAUTHENTICATED_BYTES if self.is_unauthenticated else RECEIVE_BYTES
+        )
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the requests that `nbytes` more bytes complete."""
@@ -339,13 +341,13 @@ class Connection(asyncio.BufferedProtocol):
     def find_task_turns(self) -> TurnQueue:
         """Return the queue for the turns of a request that waits."""
         turns = self._owner.turns
-        return turns.stranger_tasks if self.is_stranger else turns.client_tasks
+        return turns.unauthenticated_tasks if self.is_unauthenticated else turns.client_tasks
 
     # Called by the gate ----------------------------------------------------------
 
     def admitted(self, *, keeps_gate: bool) -> None:
         """Accept all requests from now on; `keeps_gate` if the client must authenticate again."""
-        self.is_stranger = False
+        self.is_unauthenticated = False
         self._reader.allow(self._owner.max_request_bytes)
         if not keeps_gate:
             self.gate = None
@@ -401,8 +403,8 @@ class Connection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         """Handle requests now, or when it is the turn of this connection."""
         turns = self._owner.turns
-        if self.is_stranger:
-            self._wait_for_turn(turns.strangers)
+        if self.is_unauthenticated:
+            self._wait_for_turn(turns.unauthenticated)
         elif not turns.clients.is_over:
             self._handle_requests(turns.clients, REQUESTS_PER_TURN)
         elif not turns.single_requests.is_busy:
@@ -424,7 +426,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _turns(self) -> TurnQueue:
         turns = self._owner.turns
-        return turns.strangers if self.is_stranger else turns.clients
+        return turns.unauthenticated if self.is_unauthenticated else turns.clients
 
     def _take_turn(self, turns: TurnQueue) -> None:
         self._is_queued = False
@@ -455,7 +457,7 @@ class Connection(asyncio.BufferedProtocol):
                 if frame is None:
                     break
                 answer = self._handler.handle(self, frame)
-                self.is_stranger = self.is_stranger and self.gate is not None
+                self.is_unauthenticated = self.is_unauthenticated and self.gate is not None
                 self.receiving_since = self.last_active  # for the next request
                 if not isinstance(answer, RESPONSE_TYPES):
                     # A bare token of SASL may be shorter than an API key.

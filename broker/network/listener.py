@@ -40,7 +40,7 @@ SWEEP_SECONDS = 5.0  # between two searches for idle and stalled connections
 DRAIN_POLL_SECONDS = 0.01
 STALL_SECONDS = 60.0  # a client that reads no byte of its response for so long is disconnected
 IDLE_EVICT_SECONDS = 10.0
-# An honest client needs less, with TLS and SASL, until it is no stranger any more.
+# An honest client needs less to authenticate, with TLS and SASL.
 HANDSHAKE_SECONDS = 5.0
 # While others wait for memory, a connection that received no byte of its request for this long is
 # closed: the others need an answer within 30 s (request.timeout.ms of the clients).
@@ -196,7 +196,7 @@ class Listener:
             self.stats.refused += 1
             return "too many connections"
         if not is_full and self._is_short_of_descriptors():
-            is_full = self._evict(len(neighbours), now, strangers_only=True)
+            is_full = self._evict(len(neighbours), now, unauthenticated_only=True)
         if is_full:  # evict it next, without a search, unless it sends a complete request
             self._eviction_candidates.insert(0, (connection, connection.last_active))
         if self._throttle(connection):
@@ -240,14 +240,14 @@ class Listener:
             bool(self.connections) and self.env is not None and not self.env.has_spare_descriptors()
         )
 
-    def _evict(self, own: int, now: float, *, strangers_only: bool = False) -> bool:
+    def _evict(self, own: int, now: float, *, unauthenticated_only: bool = False) -> bool:
         """Evict a connection for a new one whose address has `own` connections."""
         most = max(self._by_address.values(), key=len)
         is_far_fewer = own * FAR_FEWER < len(most)
 
         def may_go(victim: Connection) -> bool:
-            if strangers_only:
-                return victim.is_stranger and now - victim.opened_at > HANDSHAKE_SECONDS
+            if unauthenticated_only:
+                return victim.is_unauthenticated and now - victim.opened_at > HANDSHAKE_SECONDS
             return is_far_fewer or _is_evictable(victim, now)
 
         if self._evict_one(may_go):
@@ -311,7 +311,7 @@ class Listener:
             self._progress.pop(connection, None)
             open_for = now - connection.opened_at
             silent_for = now - connection.last_active
-            if connection.is_stranger and open_for > self.limits.max_first_request_seconds:
+            if connection.is_unauthenticated and open_for > self.limits.max_first_request_seconds:
                 self.stats.closed_silent += 1
                 connection.close(
                     "no complete request within limits.first_request_ms"
@@ -365,12 +365,12 @@ def address_of(host: str) -> str:
 
 
 def _is_evictable(connection: Connection, now: float) -> bool:
-    return connection.is_stranger or now - connection.idle_since > IDLE_EVICT_SECONDS
+    return connection.is_unauthenticated or now - connection.idle_since > IDLE_EVICT_SECONDS
 
 
 def _eviction_order(connection: Connection) -> tuple[bool, float]:
     """Order connections without a complete request first, then by the time of silence."""
-    return not connection.is_stranger, connection.idle_since
+    return not connection.is_unauthenticated, connection.idle_since
 
 
 def raise_file_limit() -> int:

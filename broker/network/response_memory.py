@@ -22,7 +22,7 @@ RESPONSE_BYTES_MAX: Final = 100 << 20
 class ResponseMemory:
     """What one connection has reserved for its response, as a user of the budget."""
 
-    is_stranger = False  # requests without authentication have small responses
+    is_unauthenticated = False  # requests without authentication have small responses
 
     def __init__(self, budget: BufferBudget, client: Callable[[], Hashable]) -> None:
         self._budget = budget
@@ -65,7 +65,7 @@ class ResponseMemory:
         """Do nothing: it keeps no memory for later."""
 
     def close(self, reason: str) -> None:
-        """Fail: the budget closes only strangers."""
+        """Fail: the budget closes only unauthenticated connections."""
         raise AssertionError(reason)
 
     def _reserve(self) -> bool:

@@ -20,7 +20,7 @@ from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError,
 from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
-STRANGER_BYTES: Final = 4 << 10  # per turn, of a client without credentials
+UNAUTHENTICATED_BYTES: Final = 4 << 10  # per turn, of a client without credentials
 # In a row: of a handshake, and of what follows without data. An incomplete record has up to
 # 16.3 KiB, a certificate with those of its authorities up to 10.
 BYTES_WITHOUT_DATA_MAX: Final = 32 << 10

@@ -12,8 +12,8 @@ Rules
   its delay: otherwise a client that leaves could guess faster.
 - At most LOGIN_ATTEMPTS_AT_ONCE attempts with one login are in progress. A login that has succeeded
   from an address needs a place there only if an attempt fails. So clients that reconnect do not
-  queue behind strangers. A failed attempt queues like that of any login, so the time of the answer
-  does not show whether a user exists.
+  queue behind those that guess passwords. A failed attempt queues like that of any login, so the
+  time of the answer does not show whether a user exists.
 """
 
 import asyncio

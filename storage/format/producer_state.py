@@ -11,7 +11,7 @@ Rules
 - Batches read from the log are not checked again. Sequences come from the batch header, so that
   records removed by compaction still count.
 - Above PRODUCERS_MAX without an open transaction, the log drops the one that was idle longest:
-  strangers can invent any number of ids. The broker calls `forget_idle` if all logs together have
+  clients can invent any number of ids. The broker calls `forget_idle` if all logs together have
   too many.
 - Each entry is packed for a snapshot when it changes: any append may need a snapshot, and any
   number of producers may have open transactions.

@@ -90,7 +90,7 @@ async def test_an_http_request_has_a_span_in_the_trace_of_its_sender(
     assert missing.attributes["http.response.status_code"] == 404
     assert missing.status.is_unset  # the fault of the client
     assert missing.context.trace_id != listed.context.trace_id
-    assert unknown.name == "unknown unknown"  # no names that strangers choose
+    assert unknown.name == "unknown unknown"  # no names that any client can invent
 
 
 async def test_an_http_request_that_fails_has_a_span_with_an_error(

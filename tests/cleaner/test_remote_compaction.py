@@ -1,4 +1,4 @@
-"""Plans, manifests and results as bytes, and what strangers may have made of them."""
+"""Plans, manifests and results as bytes, and what a faulty or hostile process may send instead."""
 
 import json
 import math

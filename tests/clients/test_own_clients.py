@@ -107,8 +107,8 @@ def test_an_unknown_authority_and_another_host_are_refused(
     mutual: str, files: Files, tmp_path: Path
 ) -> None:
     certificate = files.certificate()
-    stranger = Authority(tmp_path)
-    wrong_authority = {**files.trust, "ssl_truststore_location": stranger.path}
+    other = Authority(tmp_path)
+    wrong_authority = {**files.trust, "ssl_truststore_location": other.path}
     cases = [
         (mutual, wrong_authority, "is not trusted: .*; name its CA in ssl.truststore.location"),
         (

@@ -301,7 +301,7 @@ def test_contradictions_are_refused_where_they_stand(
     assert [results[:2] for results in problems(file, text)] == [(line, key)]
 
 
-def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
+def test_clients_without_credentials_are_accepted_only_on_request(file: Path) -> None:
     file.write_text("listeners: ['0.0.0.0:9092']\nhttp: '[::]:9644'\nallow_insecure: true\n")
     assert load(str(file)).listeners[0].address.is_wildcard
     reason = problems(file, "listeners: ['0.0.0.0:9092']")[0][2]

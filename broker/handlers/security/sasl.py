@@ -39,7 +39,7 @@ REAUTHENTICATION_SECONDS_MIN: Final = 1.0  # between two starts on one connectio
 LOGGED_NAME_LENGTH: Final = 200
 # Before the first authentication. Clients need three to six: ApiVersions once or twice (a version
 # that the broker does not know), SaslHandshake, and one to three tokens.
-STRANGER_REQUESTS_MAX: Final = 10
+UNAUTHENTICATED_REQUESTS_MAX: Final = 10
 OTHER_MECHANISM: Final = "other"  # in metrics, for a mechanism that is not enabled
 
 
@@ -78,7 +78,7 @@ class SaslGate:
         self._exchange: Exchange | None = None  # in progress
         self._has_headers = True  # whether tokens come in SaslAuthenticate requests
         self._session: Session | None = None  # whose end is known
-        self._stranger_requests = 0
+        self._unauthenticated_requests = 0
         self._reauthentication_began = float("-inf")
 
     @property
@@ -88,11 +88,11 @@ class SaslGate:
 
     def admit(self, connection: Connection, frame: memoryview) -> Awaitable[bytes] | None:
         """See AuthenticationGate."""
-        if connection.is_stranger:
-            self._stranger_requests += 1
-            if self._stranger_requests > STRANGER_REQUESTS_MAX:
+        if connection.is_unauthenticated:
+            self._unauthenticated_requests += 1
+            if self._unauthenticated_requests > UNAUTHENTICATED_REQUESTS_MAX:
                 raise CloseConnectionError(
-                    f"more than {STRANGER_REQUESTS_MAX} requests before the authentication"
+                    f"more than {UNAUTHENTICATED_REQUESTS_MAX} requests before the authentication"
                 )
         if self._exchange is not None and not self._has_headers:
             return self._take_bare_token(connection, self._exchange, bytes(frame))

@@ -1,8 +1,8 @@
 """/api/v1/topics/{topic}/schemas/{id}: a schema of the registry, with which the console decodes.
 
 Rules
-- The broker fetches schemas and decodes nothing: records are data of strangers, and a hostile one
-  can harm only the browser tab that shows it.
+- The broker fetches schemas and decodes nothing: records come from any client, and a hostile
+  one can harm only the browser tab that shows it.
 - Only the registry of the settings is asked, without following redirections, for schemas of at most
   SCHEMA_BYTES_MAX with all that they import, in FETCHES_MAX threads that clients share fairly.
 - Schemas never change, so the last CACHED_MAX are kept, with at most CACHED_BYTES_MAX.

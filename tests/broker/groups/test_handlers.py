@@ -306,7 +306,7 @@ async def test_a_heartbeat_is_answered(version: int) -> None:
     member = await client.stable()
     body = m.HeartbeatRequest(group_id="g", generation_id=1, member_id=member)
     assert (await client.ask(ApiKey.HEARTBEAT, version, body)).error_code == 0
-    body.member_id = "stranger"
+    body.member_id = "unknown"
     answer = await client.ask(ApiKey.HEARTBEAT, version, body)
     assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -323,7 +323,7 @@ async def test_a_member_leaves_alone(version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.LEAVE_GROUP, first=3))
 async def test_members_leave_together(version: int) -> None:
     client = Client()
-    leavers = [m.LeaveGroupRequestMember(member_id=x) for x in (await client.stable(), "stranger")]
+    leavers = [m.LeaveGroupRequestMember(member_id=x) for x in (await client.stable(), "unknown")]
     body = m.LeaveGroupRequest(group_id="g", members=leavers)
     answer = await client.ask(ApiKey.LEAVE_GROUP, version, body)
     assert answer.error_code == 0

@@ -45,7 +45,7 @@ async def test_a_shorter_deadline_moves_the_timer_forward() -> None:
 async def test_a_deadline_that_is_stopped_does_not_end() -> None:
     deadlines = Deadlines()
     deadlines.members.start({"a": 100, "b": 200})
-    deadlines.members.stop(["a", "stranger"])
+    deadlines.members.stop(["a", "unknown"])
     await deadlines.clock.advance(1_000)
     assert deadlines.expired == [(200, ("b",))]
     deadlines.members.start({"a": 100})

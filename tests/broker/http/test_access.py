@@ -27,7 +27,7 @@ def status(guard: Guard, **requested: str) -> int:
         ("[::1]:9644", 200),
         ("rebound.example:9644", 403),
         ("127.0.0.1.example", 403),
-        ("[::1", 200),  # no name of a stranger, whatever it is
+        ("[::1", 200),  # not a name that an attacker can point here
         ("", 403),
     ],
 )

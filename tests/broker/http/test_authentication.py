@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.event_loop import client_presence
-from broker.event_loop.loop_turns import STRANGERS_ROUND_SECONDS
+from broker.event_loop.loop_turns import UNAUTHENTICATED_ROUND_SECONDS
 from broker.http.access import Guard
 from broker.http.authentication import HttpAuthentication, Sender
 from broker.security.authorizer import Authorizer, Operation, ResourceType
@@ -155,7 +155,7 @@ async def test_health_checks_and_the_consoles_files_need_no_credentials_and_all_
     ("authorization", "reason"),
     [
         (basic("viewer", "guess"), "wrong user or password"),
-        (basic("stranger"), "wrong user or password"),
+        (basic("unknown"), "wrong user or password"),
         (basic("viewer", ""), "expected a user and a password"),
         ("Basic", "expected a user and a password"),
         ("Basic !", "base64 of USER:PASSWORD"),
@@ -328,7 +328,7 @@ async def test_an_attempt_ends_with_its_connection(
                 await asyncio.sleep(0.001)
 
 
-async def test_requests_of_strangers_have_the_time_of_one_turn_in_a_round_of_the_loop(
+async def test_unauthenticated_requests_have_the_time_of_one_turn_in_a_round_of_the_loop(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns, turn, by_turn = 0, 0, Counter[int]()
@@ -366,6 +366,6 @@ async def test_requests_of_strangers_have_the_time_of_one_turn_in_a_round_of_the
     await ask_all()
     ticker.cancel()
     assert by_turn.total() == 30
-    assert max(by_turn.values()) <= STRANGERS_ROUND_SECONDS * 1000
+    assert max(by_turn.values()) <= UNAUTHENTICATED_ROUND_SECONDS * 1000
     for _, writer in peers:
         writer.close()

@@ -125,7 +125,7 @@ async def test_requests_in_progress_keep_a_new_connection_out_until_one_of_them_
 
 
 @pytest.mark.parametrize("output", [b"", b"GET /me", b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"])
-async def test_strangers_give_way_to_new_connections_before_authorized_ones(
+async def test_unauthenticated_connections_give_way_to_new_ones_before_authorized_ones(
     monkeypatch: pytest.MonkeyPatch, output: bytes
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
@@ -142,14 +142,14 @@ async def test_strangers_give_way_to_new_connections_before_authorized_ones(
 
         assert (await scrape()).startswith(b"HTTP/1.1 200")
         for _ in range(10):
-            _, stranger = await connect(broker)
-            stack.callback(stranger.close)
-            stranger.write(output)
+            _, other = await connect(broker)
+            stack.callback(other.close)
+            other.write(output)
         assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 200")
         assert (await scrape()).startswith(b"HTTP/1.1 200")
 
 
-async def test_an_idle_connection_gives_way_if_there_are_no_strangers(
+async def test_an_idle_connection_gives_way_if_no_other_is_unauthenticated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
@@ -300,7 +300,7 @@ async def test_a_flood_of_malformed_http_is_written_at_a_limited_rate(
 
 @pytest.mark.parametrize("path", ["/", "/x", "/metrics", "/api/v1/topics"])
 @pytest.mark.parametrize("text", [";", '"', ";*", "(", "a ", ",", ';a="b"'])
-async def test_no_header_of_a_stranger_takes_long_to_parse(
+async def test_no_header_without_credentials_takes_long_to_parse(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, path: str, text: str
 ) -> None:
     """A Content-Type of 8,000 semicolons held the loop for a second."""

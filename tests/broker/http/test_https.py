@@ -11,7 +11,7 @@ import pytest
 
 from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
-from broker.event_loop.loop_turns import STRANGERS_ROUND_SECONDS
+from broker.event_loop.loop_turns import UNAUTHENTICATED_ROUND_SECONDS
 from broker.http import tls_listener
 from broker.lifecycle.reload import Secrets
 from broker.network.tls_channel import TlsChannel
@@ -61,9 +61,9 @@ async def test_a_certificate_that_is_not_trusted_is_named(
     broker: Broker, authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    stranger = client_of(broker, Authority(tmp_path / "other"))
+    distrustful = client_of(broker, Authority(tmp_path / "other"))
     with pytest.raises(UnreachableError, match=r"is not trusted: .*--command-config"):
-        await asyncio.to_thread(stranger.get, "")
+        await asyncio.to_thread(distrustful.get, "")
 
 
 async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
@@ -148,7 +148,7 @@ async def test_a_request_in_many_records_is_answered_over_a_connection_that_stay
     client.writer.close()
 
 
-async def test_handshakes_share_the_time_of_strangers_in_a_round_of_the_loop(
+async def test_handshakes_share_the_time_of_unauthenticated_connections_in_a_round(
     broker: Broker, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, turn = 0.0, 0
@@ -185,7 +185,7 @@ async def test_handshakes_share_the_time_of_strangers_in_a_round_of_the_loop(
         assert await asyncio.wait_for(reader.read(1), 20)
     ticker.cancel()
     assert handshakes_by_turn.total() == 30
-    assert max(handshakes_by_turn.values()) <= STRANGERS_ROUND_SECONDS * 1000
+    assert max(handshakes_by_turn.values()) <= UNAUTHENTICATED_ROUND_SECONDS * 1000
     for _, writer in peers:
         writer.close()
 

@@ -75,12 +75,12 @@ async def until_received(receiver: Receiver, count: int) -> None:
 
 
 @pytest.mark.parametrize("pause_after", [0, 1, 7])
-@pytest.mark.parametrize("is_stranger", [False, True])
+@pytest.mark.parametrize("is_unauthenticated", [False, True])
 async def test_bytes_arrive_whole_and_in_order_in_slices(
-    server: Server, is_stranger: bool, pause_after: int
+    server: Server, is_unauthenticated: bool, pause_after: int
 ) -> None:
-    if is_stranger:
-        server.queue = server.turns.strangers
+    if is_unauthenticated:
+        server.queue = server.turns.unauthenticated
     receiver = Receiver(pause_after)
     await server.connect(receiver)
     sending = asyncio.create_task(server.send(SENT))
@@ -123,7 +123,7 @@ async def test_what_a_protocol_gives_back_comes_before_later_bytes(server: Serve
     connection = first.transport
     assert isinstance(connection, HttpTransport)
     connection.pause_reading()
-    server.queue = server.turns.strangers
+    server.queue = server.turns.unauthenticated
     await server.send(SENT[1000:3000])
     connection.set_protocol(second)
     connection.unread(SENT[:1000])
@@ -134,7 +134,7 @@ async def test_what_a_protocol_gives_back_comes_before_later_bytes(server: Serve
 
 
 async def test_a_protocol_that_fails_in_its_turn_loses_its_connection(server: Server) -> None:
-    server.queue = server.turns.strangers
+    server.queue = server.turns.unauthenticated
     receiver = Receiver()
     receiver.error = ValueError("a mistake")
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)

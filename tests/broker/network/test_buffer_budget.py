@@ -30,11 +30,11 @@ class Client:
     """A connection whose frame needs `wanted` bytes, in steps."""
 
     def __init__(
-        self, budget: BufferBudget, *, is_stranger: bool = False, client: str | None = None
+        self, budget: BufferBudget, *, is_unauthenticated: bool = False, client: str | None = None
     ) -> None:
         self.budget = budget
         self.client = client or str(id(self))
-        self.is_stranger = is_stranger
+        self.is_unauthenticated = is_unauthenticated
         self.held = 0
         self.asked = 0
         self.is_idle = False  # between two requests: what it holds is kept for the next
@@ -54,7 +54,7 @@ class Client:
 
     def finish(self, keeps: int = 0) -> None:
         """The request is answered."""
-        self.is_idle, self.held, self.is_stranger = True, keeps, False
+        self.is_idle, self.held, self.is_unauthenticated = True, keeps, False
         self.budget.set_reserved(self, keeps)
         self.budget.note_idle(self)
 
@@ -114,18 +114,18 @@ def test_buffers_that_idle_clients_keep_are_given_back_first(budget: BufferBudge
     for client in idle:
         assert client.ask(MIB)
         client.finish(keeps=MIB)
-    stranger = Client(budget, is_stranger=True)
-    assert stranger.ask(5 * MIB)
-    assert not stranger.is_closed
+    other = Client(budget, is_unauthenticated=True)
+    assert other.ask(5 * MIB)
+    assert not other.is_closed
     assert [client.held for client in idle] == [0] * 5 + [MIB] * 5
     assert budget.used_bytes == LIMIT
 
 
-def test_strangers_lose_their_buffers_before_a_working_client_waits(
+def test_unauthenticated_connections_lose_their_buffers_before_a_working_client_waits(
     budget: BufferBudget,
 ) -> None:
     """Of those the largest first, and no more than it takes."""
-    small, large = Client(budget, is_stranger=True), Client(budget, is_stranger=True)
+    small, large = Client(budget, is_unauthenticated=True), Client(budget, is_unauthenticated=True)
     assert small.ask(3 * MIB)
     assert large.ask(7 * MIB)
     client = Client(budget)
@@ -133,13 +133,15 @@ def test_strangers_lose_their_buffers_before_a_working_client_waits(
     assert (large.is_closed, small.is_closed, budget.closed) == (True, False, 1)
 
 
-def test_strangers_alone_hold_no_more_than_the_budget(budget: BufferBudget) -> None:
+def test_unauthenticated_connections_alone_hold_no_more_than_the_budget(
+    budget: BufferBudget,
+) -> None:
     """Fifteen frames of 90 MB that never become complete."""
-    strangers = [Client(budget, is_stranger=True) for _ in range(15)]
+    clients = [Client(budget, is_unauthenticated=True) for _ in range(15)]
     for _ in range(9):
-        for stranger in strangers:
-            if not stranger.is_closed:
-                stranger.ask(MIB)
+        for client in clients:
+            if not client.is_closed:
+                client.ask(MIB)
             assert budget.used_bytes <= LIMIT
     client = Client(budget)
     assert client.ask(LIMIT)
@@ -159,12 +161,12 @@ def test_finding_memory_does_not_search_all_connections(budget: BufferBudget) ->
 
 
 def test_who_has_sent_a_request_since_it_reserved_is_not_closed(budget: BufferBudget) -> None:
-    client, stranger = Client(budget, is_stranger=True), Client(budget, is_stranger=True)
+    client, other = Client(budget, is_unauthenticated=True), Client(budget, is_unauthenticated=True)
     assert client.ask(6 * MIB)
-    client.is_stranger = False
-    assert stranger.ask(4 * MIB)
+    client.is_unauthenticated = False
+    assert other.ask(4 * MIB)
     assert Client(budget).ask(2 * MIB)
-    assert (client.is_closed, stranger.is_closed) == (False, True)
+    assert (client.is_closed, other.is_closed) == (False, True)
 
 
 def test_a_client_with_many_connections_leaves_memory_for_others(

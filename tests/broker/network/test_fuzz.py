@@ -1,4 +1,4 @@
-"""Random and mutated requests of every API and version: from a stranger who has not authenticated,
+"""Random and mutated requests of every API and version: from a client that has not authenticated,
 from a user without permissions, and from an administrator.
 
 Each gets an answer or a closed connection. No handler fails, others are served meanwhile, and only

@@ -1,5 +1,5 @@
-"""Whatever strangers send to the running daemon: the protocol's error or a closed connection and
-one log line. The process lives, nobody else waits, nothing acknowledged changes.
+"""Whatever bytes a client sends to the running daemon: the protocol's error or a closed connection
+and one log line. The process lives, nobody else waits, nothing acknowledged changes.
 """
 
 import contextlib

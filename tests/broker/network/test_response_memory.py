@@ -119,7 +119,9 @@ async def commit_offsets(client: Client) -> None:
         generation_id_or_member_epoch=-1,
         topics=[m.OffsetCommitRequestTopic(name="t", partitions=partitions)],
     )
-    await client.ask(ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())  # a stranger gets no memory
+    await client.ask(
+        ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest()
+    )  # unauthenticated, so it gets no memory
     find = m.FindCoordinatorRequest(key="g")
     async with asyncio.timeout(20):
         # The creation of the topic of offsets has no event.

@@ -31,7 +31,7 @@ CLOCK_RATE = 10  # a turn ends after 4,000 lines
 LINES_PER_TURN_MAX = 16_000  # a slice of a response has 13,000; a look at every entry 20,000
 LINES_PER_DECISION_MAX = 1_000  # most of them parse the address
 DELETED = 8_000  # two lines each, and more
-STRANGER = Principal("stranger")
+UNLISTED = Principal("unlisted")
 
 
 def entry(number: int, principal: str = "User:owner") -> AclEntry:
@@ -56,8 +56,8 @@ def test_a_decision_does_not_look_at_entries_of_others(
         entries = [e for e in entries if e.host != "*"]
     index, meter = AclIndex(entries), LoopMeter()
     with meter.measuring(monkeypatch):
-        assert not index.decide_some(STRANGER, "10.9.9.9", Operation.WRITE, ResourceType.TOPIC)
-        index.decide(STRANGER, "10.9.9.9", Operation.WRITE, ResourceType.TOPIC, "topic-00003")
+        assert not index.decide_some(UNLISTED, "10.9.9.9", Operation.WRITE, ResourceType.TOPIC)
+        index.decide(UNLISTED, "10.9.9.9", Operation.WRITE, ResourceType.TOPIC, "topic-00003")
     assert meter.lines < LINES_PER_DECISION_MAX
 
 
@@ -70,7 +70,7 @@ def test_a_decision_does_not_look_at_hosts_of_others_of_the_same_entry(
     ]
     index, meter = AclIndex(entries), LoopMeter()
     with meter.measuring(monkeypatch):
-        index.decide(STRANGER, "10.250.9.9", Operation.WRITE, ResourceType.TOPIC, "orders")
+        index.decide(UNLISTED, "10.250.9.9", Operation.WRITE, ResourceType.TOPIC, "orders")
     assert meter.lines < LINES_PER_DECISION_MAX
 
 
@@ -91,11 +91,11 @@ def test_invented_names_do_not_displace_decisions_about_some_resource(
     authorizer = Authorizer(AuthorizationSettings(enabled=True, super_users=("User:root",)))
     authorizer.use(CountingIndex([entry(1)]))
     for number in range(50):
-        authorizer.allows(STRANGER, "h", Operation.READ, ResourceType.TOPIC, f"invented-{number}")
-        assert not authorizer.allows_some(STRANGER, "h", Operation.WRITE, ResourceType.TOPIC)
+        authorizer.allows(UNLISTED, "h", Operation.READ, ResourceType.TOPIC, f"invented-{number}")
+        assert not authorizer.allows_some(UNLISTED, "h", Operation.WRITE, ResourceType.TOPIC)
     assert len(made) == 1
     authorizer.use(CountingIndex([entry(2, "User:*")]))
-    assert authorizer.allows_some(STRANGER, "h", Operation.WRITE, ResourceType.TOPIC)
+    assert authorizer.allows_some(UNLISTED, "h", Operation.WRITE, ResourceType.TOPIC)
 
 
 async def test_a_change_frees_the_decisions_about_many_names_in_turns() -> None:
@@ -103,7 +103,7 @@ async def test_a_change_frees_the_decisions_about_many_names_in_turns() -> None:
         AuthorizationSettings(enabled=True, super_users=("User:root",)), [entry(1)]
     )
     for number in range(FREED_AT_ONCE * 3):
-        authorizer.allows(STRANGER, "h", Operation.READ, ResourceType.TOPIC, f"invented-{number}")
+        authorizer.allows(UNLISTED, "h", Operation.READ, ResourceType.TOPIC, f"invented-{number}")
     replaced = authorizer._decisions
     authorizer.use(AclIndex([entry(2)]))
     assert len(replaced) == FREED_AT_ONCE * 3

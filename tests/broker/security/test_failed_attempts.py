@@ -62,7 +62,7 @@ async def clients() -> AsyncIterator[Clients]:
         yield clients
 
 
-STRANGERS = [f"stranger {number}" for number in range(ATTEMPTS_AT_ONCE)]
+GUESSES = [f"guess {number}" for number in range(ATTEMPTS_AT_ONCE)]
 
 
 async def test_delays_grow_with_failures_of_one_address_and_shrink_with_time() -> None:
@@ -80,10 +80,10 @@ async def test_delays_grow_with_failures_of_one_address_and_shrink_with_time() -
 
 
 async def test_an_address_has_a_limited_number_of_attempts_at_a_time(clients: Clients) -> None:
-    await clients.try_to_begin("a", *STRANGERS, "x", "y")
-    assert clients.begun == STRANGERS
+    await clients.try_to_begin("a", *GUESSES, "x", "y")
+    assert clients.begun == GUESSES
     await clients.try_to_begin("b", "z")
-    assert clients.begun == [*STRANGERS, "z"]
+    assert clients.begun == [*GUESSES, "z"]
 
 
 async def test_many_attempts_with_one_login_do_not_hold_up_others_of_the_address(
@@ -94,14 +94,14 @@ async def test_many_attempts_with_one_login_do_not_hold_up_others_of_the_address
     assert clients.begun[-2:] == ["good", "other"]
 
 
-async def test_a_login_that_has_succeeded_does_not_queue_behind_strangers_of_its_address(
+async def test_a_login_that_has_succeeded_does_not_queue_behind_guesses_from_its_address(
     clients: Clients,
 ) -> None:
     await clients.succeed("a", "alice")
     await clients.succeed("b", "bob")
-    await clients.try_to_begin("a", *STRANGERS)
+    await clients.try_to_begin("a", *GUESSES)
     await clients.try_to_begin("a", "bob", *["alice"] * ATTEMPTS_AT_ONCE)
-    assert clients.begun == [*STRANGERS, *["alice"] * (ATTEMPTS_AT_ONCE // 2)]
+    assert clients.begun == [*GUESSES, *["alice"] * (ATTEMPTS_AT_ONCE // 2)]
 
 
 async def test_an_attempt_whose_client_has_left_leaves_the_queue(
@@ -114,15 +114,15 @@ async def test_an_attempt_whose_client_has_left_leaves_the_queue(
         async with clients.attempts.attempt("a", login, has_left=lambda: have_left):
             pytest.fail("it began")
 
-    await clients.try_to_begin("a", *STRANGERS, *["victim"] * LOGIN_ATTEMPTS_AT_ONCE)
+    await clients.try_to_begin("a", *GUESSES, *["victim"] * LOGIN_ATTEMPTS_AT_ONCE)
     leaving = [asyncio.create_task(begin_and_leave("victim")) for _ in range(100)]
     await settle()
     entry = clients.attempts._addresses["a"]
-    assert entry.attempts == len(STRANGERS) + LOGIN_ATTEMPTS_AT_ONCE + len(leaving)
+    assert entry.attempts == len(GUESSES) + LOGIN_ATTEMPTS_AT_ONCE + len(leaving)
     have_left = True
     results = await asyncio.gather(*leaving, return_exceptions=True)
     assert {type(result) for result in results} == {ClientLeftError}
-    assert entry.attempts == len(STRANGERS) + LOGIN_ATTEMPTS_AT_ONCE
+    assert entry.attempts == len(GUESSES) + LOGIN_ATTEMPTS_AT_ONCE
 
 
 async def test_a_failure_queues_whether_or_not_the_login_has_succeeded_before() -> None:
@@ -135,7 +135,7 @@ async def test_a_failure_queues_whether_or_not_the_login_has_succeeded_before() 
 
     await clients.succeed("a", "alice")
     async with clients.stack:
-        await clients.try_to_begin("a", *STRANGERS)
+        await clients.try_to_begin("a", *GUESSES)
         tasks = [asyncio.create_task(fail(login)) for login in ("unknown", "alice", "other")]
         await settle()
         assert not ended

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.handlers.security.sasl import STRANGER_REQUESTS_MAX
+from broker.handlers.security.sasl import UNAUTHENTICATED_REQUESTS_MAX
 from broker.lifecycle.reload import read_secrets
 from broker.security.scram import matches
 from config.security.secrets import SecretError
@@ -80,7 +80,7 @@ async def test_a_user_of_the_settings_file_authenticates_with_each_mechanism(
             (connection,) = broker.listener.connections
             assert connection.context is not None
             assert str(connection.context.principal) == "User:alice"
-            assert not connection.is_stranger
+            assert not connection.is_unauthenticated
             assert counts(broker, mechanism) == (1, 0)
             client.close()
             while broker.listener.connections:  # noqa: ASYNC110 - closing has no event
@@ -180,7 +180,7 @@ async def test_a_mechanism_that_is_not_enabled_is_refused_with_the_enabled_ones(
         assert counts(broker, "other") == (0, 3)
 
 
-async def test_a_connection_is_a_stranger_until_it_has_authenticated(password_file: str) -> None:
+async def test_a_connection_is_limited_until_it_has_authenticated(password_file: str) -> None:
     async with running(password_file, limits={"first_request_ms": 5_000}) as broker:
         half, whole = await SaslClient.connect(broker), await SaslClient.connect(broker)
         for client in (half, whole):
@@ -196,7 +196,9 @@ async def test_a_connection_is_a_stranger_until_it_has_authenticated(password_fi
         whole.close()
 
 
-async def test_a_stranger_cannot_announce_a_large_frame(password_file: str) -> None:
+async def test_an_unauthenticated_connection_cannot_announce_a_large_frame(
+    password_file: str,
+) -> None:
     async with running(password_file) as broker:
         client = await SaslClient.connect(broker)
         header = struct.pack(">ihh", SMALL_FRAME_BYTES + 1, ApiKey.PRODUCE, 9)
@@ -210,25 +212,25 @@ async def test_a_stranger_cannot_announce_a_large_frame(password_file: str) -> N
         client.close()
 
 
-async def test_a_stranger_has_few_requests(password_file: str) -> None:
+async def test_an_unauthenticated_connection_has_few_requests(password_file: str) -> None:
     env = MemoryEnv(seed=1)
     async with running(password_file, env, max_reauth_ms=10_000) as broker:
         client = await SaslClient.connect(broker, host="127.0.0.5")  # with log lines of its own
-        for _ in range(STRANGER_REQUESTS_MAX):
+        for _ in range(UNAUTHENTICATED_REQUESTS_MAX):
             await client.ask(ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
         with capture_logs() as lines:
             client.writer.write(encode_handshake("PLAIN"))
             assert await client.is_closed()
         assert [line["reason"] for line in lines] == [
-            f"more than {STRANGER_REQUESTS_MAX} requests before the authentication"
+            f"more than {UNAUTHENTICATED_REQUESTS_MAX} requests before the authentication"
         ]
         client = await SaslClient.connect(broker)
-        for _ in range(STRANGER_REQUESTS_MAX - 2):
+        for _ in range(UNAUTHENTICATED_REQUESTS_MAX - 2):
             await client.ask(ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
         await client.plain("alice", PASSWORD)
         env.advance_ms(1_000)
         await client.plain("alice", PASSWORD)
-        for _ in range(STRANGER_REQUESTS_MAX):
+        for _ in range(UNAUTHENTICATED_REQUESTS_MAX):
             assert await client.is_served()
         client.close()
 

@@ -221,11 +221,11 @@ async def test_a_client_without_a_certificate_is_refused_if_one_is_required(
         streams = await connect(broker, authority, certificate=client)
         assert (await ask(streams, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())).api_keys
         streams[1].close()
-        stranger = await connect(broker, authority)
+        other = await connect(broker, authority)
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-            await ask(stranger, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
+            await ask(other, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest())
         assert broker.listener.stats.tls_failures == 1
-        stranger[1].close()
+        other[1].close()
 
 
 async def test_the_broker_closes_a_channel_that_the_client_closes(authority: Authority) -> None:
@@ -541,7 +541,7 @@ def test_a_connection_whose_bytes_take_a_turn_to_decrypt_reads_on_in_the_next_on
 
 
 @pytest.mark.parametrize("expired", [True, False])
-async def test_clients_refuse_an_expired_certificate_and_a_stranger(
+async def test_clients_refuse_an_expired_certificate_and_one_of_another_authority(
     authority: Authority, tmp_path: Path, expired: bool
 ) -> None:
     (tmp_path / "other").mkdir()

@@ -27,7 +27,7 @@ from tests.support.cleaner.scheduler.pool_harness import (
 )
 
 ALL_UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
-STRANGER = TopicPartition("stranger", 0)
+UNKNOWN = TopicPartition("unknown", 0)
 BAD = ("/data/t-0/20.log", 61, "bad CRC")
 
 
@@ -135,7 +135,7 @@ def test_an_unknown_partition_is_a_key_error() -> None:
         operator = b.pool.operator
         for command in (operator.pause, operator.resume, operator.request_clean, b.pool.explain):
             with pytest.raises(NotServedError):
-                command(STRANGER)
+                command(UNKNOWN)
 
     run_scenario(scenario)
 

@@ -296,10 +296,10 @@ def test_a_host_that_never_answered_is_given_up_sooner_than_one_that_did(
     assert 50 < now <= 60
     now = 0.0
     with (
-        WireClient(Cluster(broker.address), timeout_seconds=60, reach_seconds=5) as stranger,
+        WireClient(Cluster(broker.address), timeout_seconds=60, reach_seconds=5) as other,
         pytest.raises(UnreachableBrokerError, match=broker.address),
     ):
-        stranger.topics()
+        other.topics()
     assert 3 < now <= 5
 
 

@@ -92,8 +92,8 @@ def test_of_too_many_producers_those_silent_longest_are_forgotten() -> None:
     log.data(1, 0, 0, txn=True)
     log.data(2, 0, 0)
     log.data(3, 0, 0)
-    for stranger in range(PRODUCERS_MAX - 2):
-        log.data(1000 + stranger, 0, 0)
+    for number in range(PRODUCERS_MAX - 2):
+        log.data(1000 + number, 0, 0)
     log.data(2, 0, 1)
     log.data(999_998, 0, 0)
     log.data(999_999, 0, 0)
@@ -106,8 +106,8 @@ def test_of_too_many_producers_those_silent_longest_are_forgotten() -> None:
 
 def test_a_marker_of_an_unknown_producer_counts_as_one_more() -> None:
     log = Appender()
-    for stranger in range(PRODUCERS_MAX + 10):
-        log.marker(stranger, 0, ControlType.ABORT)
+    for number in range(PRODUCERS_MAX + 10):
+        log.marker(number, 0, ControlType.ABORT)
     assert len(log.states) == PRODUCERS_MAX
 
 

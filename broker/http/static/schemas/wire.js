@@ -1,4 +1,4 @@
-// Bytes from strangers: a reader that ends with an error instead of running on.
+// Bytes that any client may have written: a reader that ends with an error instead of running on.
 
 const VALUES_MAX = 20_000; // of one record: more than a person reads
 const DEPTH_MAX = 64;

@@ -31,7 +31,7 @@ def test_totals_after_random_changes_are_those_of_the_members(seed: int) -> None
             expected[joined.member_id] = joined
         else:
             gone = chance.sample(sorted(expected), chance.randint(0, len(expected)))
-            members = members.without([*gone, "stranger"])
+            members = members.without([*gone, "unknown"])
             for member_id in gone:
                 del expected[member_id]
         _check(members, expected)

@@ -274,14 +274,14 @@ def test_a_sync_must_name_the_present_generation_and_protocol(
     assert m.synced(m.sync(member, **options)).error is error  # type: ignore[arg-type]
 
 
-def test_strangers_are_unknown() -> None:
+def test_a_member_that_has_not_joined_is_unknown() -> None:
     m = Machine()
     m.stable()
-    assert m.joined(m.join("stranger")).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert m.synced(m.sync("stranger")).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert m.heartbeat("stranger") is ErrorCode.UNKNOWN_MEMBER_ID
-    assert m.commit("stranger", 1) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert m.leave("stranger").members == (("stranger", None, ErrorCode.UNKNOWN_MEMBER_ID),)
+    assert m.joined(m.join("unknown")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert m.synced(m.sync("unknown")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert m.heartbeat("unknown") is ErrorCode.UNKNOWN_MEMBER_ID
+    assert m.commit("unknown", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert m.leave("unknown").members == (("unknown", None, ErrorCode.UNKNOWN_MEMBER_ID),)
     assert isinstance(m.state, Stable)
 
 
@@ -416,7 +416,7 @@ def test_a_leaver_is_removed_at_once() -> None:
 def test_many_may_leave_with_one_request() -> None:
     m = Machine()
     first, second = m.stable(2)
-    answer = m.leave(first, "stranger", second)
+    answer = m.leave(first, "unknown", second)
     assert [e for _, _, e in answer.members] == [
         ErrorCode.NONE,
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -461,7 +461,7 @@ def test_a_full_group_turns_new_members_away() -> None:
     m = Machine(rules=GroupRules(max_group_size=2))
     first, _ = m.stable(2)
     assert m.joined(m.join()).error is ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert m.joined(m.join("stranger")).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert m.joined(m.join("unknown")).error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert isinstance(m.state, Stable)
     assert m.waits(m.join(first))
 

@@ -47,7 +47,7 @@ class GroupLife(RuleBasedStateMachine):
         self.m = Machine(rules=rules)
 
     def somebody(self, data: st.DataObject) -> str:
-        existing = [*self.m.group.members, *self.m.group.pending, "stranger"]
+        existing = [*self.m.group.members, *self.m.group.pending, "unknown"]
         return data.draw(st.sampled_from(existing), label="member")
 
     def instance_of(self, member_id: str, data: st.DataObject) -> str | None:

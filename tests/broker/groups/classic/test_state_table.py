@@ -97,7 +97,7 @@ EVENTS: dict[str, Event] = {
     "commit from outside": CommitRequested(9, "", None, -1),
     "leave of the leader": LeaveRequested(9, (("lead", None),)),
     "leave of all": LeaveRequested(9, (("lead", None), ("peer", None))),
-    "leave of a stranger": LeaveRequested(9, (("stranger", None),)),
+    "leave of an unknown member": LeaveRequested(9, (("unknown", None),)),
     "session of the leader": SessionsExpired(("lead",)),
     "session of the peer": SessionsExpired(("peer",)),
     "session of an id given out": SessionsExpired(("pending",)),

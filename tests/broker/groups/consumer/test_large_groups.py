@@ -243,9 +243,9 @@ async def test_a_group_is_served_while_the_topics_of_its_first_member_are_looked
     first = Client(world, "a", topics=names(0, 200) | {"orders"})
     join = asyncio.ensure_future(first.heartbeat())
     await asyncio.sleep(0)
-    stranger = Client(world, "b")
-    stranger.epoch = 3
-    assert (await stranger.heartbeat()).error is ErrorCode.UNKNOWN_MEMBER_ID
+    outsider = Client(world, "b")
+    outsider.epoch = 3
+    assert (await outsider.heartbeat()).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert not join.done()
     assert (await join).error is ErrorCode.NONE
     assert group(world).members.keys() == {"a"}

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.event_loop.loop_turns import ROUND_SECONDS, STRANGERS_ROUND_SECONDS
+from broker.event_loop.loop_turns import ROUND_SECONDS, UNAUTHENTICATED_ROUND_SECONDS
 from broker.network.connection import Connection, RequestHandler, Response
 from broker.network.listener import (
     HANDSHAKE_SECONDS,
@@ -126,11 +126,11 @@ def large_produce(value_bytes: int) -> m.ProduceRequest:
 
 async def test_frames_that_never_become_complete_hold_no_more_than_the_budget() -> None:
     async with running(queued_request_bytes=4 * MIB) as broker:
-        strangers = []
+        others = []
         for _ in range(15):
             streams = await connect(broker)
             streams[1].write(struct.pack(">ihh", 90 * MIB, ApiKey.PRODUCE, 9) + bytes(MIB))
-            strangers.append(streams)
+            others.append(streams)
         budget = broker.listener.budget
         await wait_true(lambda: budget.used_bytes >= 3 * MIB)
         assert budget.used_bytes <= 4 * MIB
@@ -256,7 +256,7 @@ async def test_who_completes_no_request_in_time_is_closed_and_a_client_is_not() 
         assert broker.listener.stats.closed_silent == 2
 
 
-async def test_idle_strangers_give_way_before_a_client_is_refused() -> None:
+async def test_idle_unauthenticated_connections_give_way_before_a_client_is_refused() -> None:
     async with running(connections=4) as broker:
         client = await connect(broker)
         assert await is_served(client)
@@ -269,7 +269,7 @@ async def test_idle_strangers_give_way_before_a_client_is_refused() -> None:
         assert broker.listener.stats.refused == 0
 
 
-async def test_strangers_give_way_while_file_descriptors_are_short() -> None:
+async def test_unauthenticated_connections_give_way_while_file_descriptors_are_short() -> None:
     """A connection uses two: below the limit of connections, logs could not open files."""
     async with running(connections=100) as broker:
         client = await connect(broker)
@@ -402,17 +402,17 @@ async def test_requests_that_take_long_do_not_hold_the_loop_together(
         assert max(slow.requests_by_turn.values()) <= 2
 
 
-async def test_strangers_together_have_the_time_of_one_turn_in_a_round(
+async def test_unauthenticated_connections_share_the_time_of_one_turn_in_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running_slowly(monkeypatch) as (broker, slow):
-        strangers = [await connect(broker) for _ in range(30)]
-        for _, writer in strangers:
+        others = [await connect(broker) for _ in range(30)]
+        for _, writer in others:
             writer.write(REQUEST)
-        for streams in strangers:
+        for streams in others:
             await read_answers(streams, 1)
         assert slow.requests_by_turn.total() == 30
-        assert max(slow.requests_by_turn.values()) <= STRANGERS_ROUND_SECONDS * 1000
+        assert max(slow.requests_by_turn.values()) <= UNAUTHENTICATED_ROUND_SECONDS * 1000
 
 
 async def test_clients_with_many_requests_delay_one_with_few_by_the_time_of_a_round(
