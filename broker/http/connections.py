@@ -75,6 +75,10 @@ class HttpConnections:
             victim.transport.abort()
         return True
 
+    def is_authorized(self, connection: RequestHandler) -> bool:
+        """Return whether the present or an earlier request of a connection was authorized."""
+        return self.sender(connection) is not None
+
     def sender(self, connection: RequestHandler) -> Sender | None:
         """Return the sender of the present or the last authorized request; None without one."""
         request = self._requests.get(connection)

@@ -203,8 +203,8 @@ class HttpServer:
     def _turns_of(self, protocol: asyncio.Protocol) -> TurnQueue | None:
         if not isinstance(protocol, RequestHandler):
             return None  # a health check waits for nobody
-        is_unauthenticated = self._connections.sender(protocol) is None
-        return self._turns.unauthenticated if is_unauthenticated else self._turns.clients
+        is_authorized = self._connections.is_authorized(protocol)
+        return self._turns.clients if is_authorized else self._turns.unauthenticated
 
     def _serve_requests(self) -> asyncio.Protocol | None:
         server = self._runner.server
@@ -278,8 +278,8 @@ class HttpServer:
         return response
 
     def _find_turns(self, request: web.Request) -> TurnQueue:
-        is_unauthenticated = self._connections.sender(request.protocol) is None
-        return self._turns.unauthenticated_tasks if is_unauthenticated else self._turns.client_tasks
+        is_authorized = self._connections.is_authorized(request.protocol)
+        return self._turns.client_tasks if is_authorized else self._turns.unauthenticated_tasks
 
     async def _check_and_handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_transfer = self._is_transfer(request)
