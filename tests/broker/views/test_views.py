@@ -659,15 +659,20 @@ async def test_the_readers_of_views_take_a_limited_amount_of_memory(
         await asyncio.to_thread(wait_until, lambda: not memory.used_bytes, released)
 
 
-async def test_a_start_without_the_topic_in_the_file_keeps_its_view() -> None:
-    """The ledger may have the only copy of records that the log has lost."""
-    env = MemoryEnv()
+async def compact_what_the_log_loses(env: MemoryEnv) -> None:
+    """Compact three records into a view, and delete them from the log."""
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
         await broker.view_scheduler.compact(WHERE)
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         partition.log.delete_records(3)
+
+
+async def test_a_start_without_the_topic_in_the_file_keeps_its_view() -> None:
+    """The ledger may have the only copy of records that the log has lost."""
+    env = MemoryEnv()
+    await compact_what_the_log_loses(env)
     async with broker_with_view(env, topics={}) as broker:
         assert not broker.topics.existing("orders").config.policy_known
         await broker.view_scheduler.tidy()
@@ -682,12 +687,7 @@ async def test_a_start_without_the_topic_in_the_file_keeps_its_view() -> None:
 
 async def test_a_new_policy_does_not_remove_the_view_that_only_the_file_asked_for() -> None:
     env = MemoryEnv()
-    async with broker_with_view(env) as broker:
-        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
-        await broker.view_scheduler.compact(WHERE)
-        partition = broker.topics.partition(WHERE)
-        assert partition is not None
-        partition.log.delete_records(3)
+    await compact_what_the_log_loses(env)
     async with broker_with_view(env, topics={}) as broker:
         await broker.metadata_service.alter("orders", setting("cleanup.policy", "compact"))
     async with broker_with_view(env, topics={}) as broker:
