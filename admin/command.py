@@ -32,7 +32,7 @@ POLL_SECONDS: Final = 0.25  # between two polls
 P = ParamSpec("P")
 
 
-_NO_TOPIC: Final = "there is no topic "  # the begin of the broker's reason
+_NO_TOPIC: Final = "there is no topic "  # the beginning of the broker's reason
 TOPICS_HINT: Final = "`varve topics list` shows all"  # after the name of an unknown topic
 _SECURITY: Final = "varve.client_security"  # in the context of a command
 

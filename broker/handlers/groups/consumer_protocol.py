@@ -6,6 +6,7 @@ makes all decisions.
 """
 
 from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.consumer.assignors import ASSIGNORS
@@ -45,7 +46,7 @@ from protocol.messages import (
 UNDESCRIBED_TOPIC = (
     "The group has described topic(s) that the client is not authorized to describe."
 )
-IDS_AT_ONCE = 500  # of partitions, without a possible end of turn: 0.1 ms
+IDS_AT_ONCE: Final = 500  # of partitions, without a possible end of turn: 0.1 ms
 CLASSIC_MEMBER = 0
 CONSUMER_MEMBER = 1  # the type of a member that speaks this protocol (version 1)
 
