@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from admin.client import Json
 from admin.tables import columns, local_time
-from config.units import about_size
+from config.units import about_size, counted
 
 
 def view_lines(rows: Sequence[Json], topic: str | None = None) -> list[str]:
@@ -32,8 +32,8 @@ def view_lines(rows: Sequence[Json], topic: str | None = None) -> list[str]:
         )
         if row["records_without_version"]:
             notes.append(
-                f"{name}: {row['records_without_version']:,} records have no readable version; "
-                "they rank below all others"
+                f"{name}: {counted(row['records_without_version'], 'record')}"
+                " without a readable version, ranked below all others"
             )
         if row["error"]:
             notes.append(f"{name}: {row['error']}")
@@ -67,10 +67,9 @@ def compacted_text(row: Json) -> str:
     if row["state"] != "done":
         return f"the view of {name} was not compacted: {row['error'] or row['state']}"
     size = about_size(row["ledger_bytes"])
-    count = row["ledger_records"]
-    records = f"{count:,} record{'' if count == 1 else 's'}"
+    records = counted(row["ledger_records"], "record")
     return f"the view of {name} was compacted below offset {row['horizon']:,}: {records}, {size}"
 
 
 def _when(at_ms: int) -> str:
-    return "never" if at_ms < 0 else local_time(at_ms)
+    return "-" if at_ms < 0 else local_time(at_ms)

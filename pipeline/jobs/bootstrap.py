@@ -23,6 +23,7 @@ from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.security.clients import Cluster
 from config.topics.names import RESERVED_SUFFIX
+from config.units import counted
 from pipeline.client.kafka_client import Isolation
 from pipeline.client.topics import (
     TopicBounds,
@@ -45,7 +46,7 @@ from pipeline.command import (
 )
 from pipeline.errors import JobError
 from pipeline.jobs.bootstrap_resume import remaining, since_option
-from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
+from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, count_rows, shaped
 from pipeline.progress import progress_bars
 from pipeline.tables.table_reading import FORMATS, read_table
 
@@ -118,7 +119,7 @@ def bootstrap_topic(
     started = time.monotonic()
     with as_job_errors():
         rows = shaped(table, mapping)
-        counts = counted(rows, mapping)
+        counts = count_rows(rows, mapping)
         _check_rows(counts, mapping, target)
         if partitions is None:
             _check_size(counts, target)
@@ -152,17 +153,17 @@ def _bounds(target: WriteTarget) -> TopicBounds:
 
 def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> None:
     if counts.keyless and mapping.keys:
-        raise JobError(f"{counts.keyless:,} rows have no key")
+        raise JobError(f"{counted(counts.keyless, 'row')} without a key")
     if target.resume and counts.keyless:
         raise JobError("--resume needs keys to identify records, and these rows have none")
     if counts.too_early:
         raise JobError(
-            f"{counts.too_early:,} rows have a timestamp of 1970-01-01T00:00:00Z or earlier, which"
-            " no producer writes; use null for the time of writing"
+            f"{counted(counts.too_early, 'row')} with a timestamp of 1970-01-01T00:00:00Z or"
+            " earlier, which no producer writes; use null for the time of writing"
         )
     if not counts.duplicates:
         return
-    subject = f"{counts.duplicates:,} rows repeat the key of another row"
+    subject = f"{counted(counts.duplicates, 'row')} with the key of another row"
     if not target.allow_duplicates:
         raise JobError(
             f"{subject}. To write all of them in order, use --allow-duplicates and --order-by"
@@ -170,7 +171,9 @@ def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> 
     if not mapping.order_by:
         raise JobError(f"{subject}: --order-by must define their order", exit_codes.USAGE)
     if counts.without_order:
-        raise JobError(f"{counts.without_order:,} rows have a null in an --order-by column")
+        raise JobError(
+            f"{counted(counts.without_order, 'row')} with a null in an --order-by column"
+        )
 
 
 def _check_size(counts: RowCounts, target: WriteTarget) -> None:
@@ -357,16 +360,19 @@ def lines(result: BootstrapResult) -> list[str]:
     counts = result.counts
     verb = "would be written" if result.dry_run else "written"
     results = [
-        f"{result.topic}-{n}: {written.records:,} records {verb}"
+        f"{result.topic}-{n}: {counted(written.records, 'record')} {verb}"
         + ("" if result.dry_run else f", offsets {written.first_offset} to {written.end_offset}")
         for n, written in result.partitions.items()
     ]
-    subject = f"{counts.rows:,} rows, {counts.keys:,} keys, {counts.tombstones:,} deletes"
+    subject = (
+        f"{counted(counts.rows, 'row')}, {counted(counts.keys, 'key')},"
+        f" {counted(counts.tombstones, 'delete')}"
+    )
     if result.skipped:
         subject += f", {result.skipped:,} already in the topic"
     if result.superseded:
         subject += f", {result.superseded:,} of them with other values, written by other producers"
-    return [*results, f"{result.topic}: {result.written:,} records {verb} ({subject})"]
+    return [*results, f"{result.topic}: {counted(result.written, 'record')} {verb} ({subject})"]
 
 
 def _pairs(

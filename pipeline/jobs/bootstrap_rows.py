@@ -150,7 +150,7 @@ class RowCounts:
         return self.rows - self.keyless - self.duplicates
 
 
-def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
+def count_rows(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
     """Count the rows in one pass."""
     from pyspark.sql import functions as f
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from config.units import about_size, about_span
+from config.units import about_size, about_span, counted
 from pipeline.records.key_text import key_text
 from pipeline.report.figures import SegmentFigures, TopicFigures, percent
 from pipeline.report.plots import PLOTS, plot
@@ -196,14 +196,14 @@ def _keys(topic: TopicFigures) -> str:
              for part, share in skew.shares.items()]  # fmt: skip
     exact = "Counted exactly." if skew.is_exact else (
         "Approximate: keys with at most"
-        f" {skew.missed_max:,} records may be missing."
+        f" {counted(skew.missed_max, 'record')} may be missing."
     )  # fmt: skip
     rows = [
         [f"<code>{_text(key_text(b64decode(key)))}</code>", _number(count), percent(share)]
         for key, count, share in skew.top
     ]
     return (
-        f"<h3>Keys with the most records</h3><p>Of {skew.records:,} records with a key,"
+        f"<h3>Keys with the most records</h3><p>Of {counted(skew.records, 'record')} with a key,"
         f" {'; '.join(parts)}. {exact}</p>{_table(['key', 'records', 'share'], rows, {1, 2})}"
     )
 

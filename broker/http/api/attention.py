@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cleaner.states import Quarantined
+from config.units import counted
 from storage.model import TopicPartition
 
 LISTED_MAX: Final = 20  # of a kind: more than a person reads
@@ -55,16 +56,18 @@ def problems(
     if reload_problem is not None:
         problems.append(Problem("not_reloaded", reload_problem))
     if over_max_lag:
-        text = f"{_partitions(over_max_lag)} behind max.compaction.lag.ms"
+        text = f"{counted(over_max_lag, 'partition')} behind max.compaction.lag.ms"
         problems.append(Problem("over_max_lag", text))
     if erasures_unknown is not None:
         problems.append(Problem("erasures_unknown", erasures_unknown))
     if erasures_at_risk:
-        text = f"{_partitions(erasures_at_risk)} with an erasure that will miss its deadline"
+        text = (
+            f"{counted(erasures_at_risk, 'partition')} with an erasure that will miss its deadline"
+        )
         problems.append(Problem("erasure_at_risk", text))
     if paused:
         internal = f" (and {paused_internal} of internal topics)" if paused_internal else ""
-        text = f"{_partitions(paused - paused_internal)}{internal} paused by an operator"
+        text = f"{counted(paused - paused_internal, 'partition')}{internal} paused by an operator"
         problems.append(Problem("paused", text))
     if not cleaner_enabled:
         problems.append(Problem("cleaner_off", "the cleaner is switched off (cleaner.enabled)"))
@@ -73,7 +76,7 @@ def problems(
 
 def _damaged(counts: Mapping[str, int]) -> Iterator[Problem]:
     for topic in sorted(counts):
-        text = f"{topic}: {_partitions(counts[topic])} with damaged batches"
+        text = f"{topic}: {counted(counts[topic], 'partition')} with damaged batches"
         yield Problem("damaged", text, topic)
 
 
@@ -98,7 +101,3 @@ def _bounded(kind: str, problems: Iterable[Problem]) -> Iterator[Problem]:
             more += 1
     if more:
         yield Problem(kind, f"and {more} more")
-
-
-def _partitions(count: int) -> str:
-    return f"{count} partition{'' if count == 1 else 's'}"

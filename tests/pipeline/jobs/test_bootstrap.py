@@ -141,7 +141,7 @@ def test_duplicates_are_refused_unless_their_order_is_said(
     rows = [(f"k{n % 20}", f"v{n}", (n * 7919) % 200) for n in range(200)]
     table = spark.createDataFrame(rows, "k string, v string, turn int").repartition(4)
     mapping = RowMapping(keys=("k",), values=("v",))
-    with pytest.raises(JobError, match="180 rows repeat the key of another row"):
+    with pytest.raises(JobError, match="180 rows with the key of another row"):
         run(table, broker, topic, mapping)
     with pytest.raises(JobError, match="--order-by must define their order"):
         run(table, broker, topic, mapping, allow_duplicates=True)
@@ -172,7 +172,7 @@ def test_what_cannot_be_taken_is_refused_before_anything_is_written(
         (table, RowMapping(keys=("k",), timestamp="v"), "must be a timestamp or integer ms"),
         (table, RowMapping(keys=("k", "v", "n")), "no column is left"),
         (table, RowMapping(keys=("k",), values=("v",)), "a row has 2,001 bytes"),
-        (nulls, RowMapping(keys=("k",)), "1 rows have no key"),
+        (nulls, RowMapping(keys=("k",)), "1 row without a key"),
     ):
         with pytest.raises(JobError, match=reason):
             run(rows, broker, topic, mapping)
@@ -206,7 +206,7 @@ def test_times_that_a_producer_cannot_write_are_refused(
     mapping = RowMapping(keys=("k",), values=("v",), timestamp="t")
     rows = [("a", "v", 0), ("b", "v", -1), ("c", "v", 1), ("d", "v", None)]
     table = spark.createDataFrame(rows, "k string, v string, t long")
-    with pytest.raises(JobError, match=r"^2 rows have a timestamp of 1970"):
+    with pytest.raises(JobError, match=r"^2 rows with a timestamp of 1970"):
         run(table, broker, topic, mapping)
     assert run(table.where("t is null or t > 0"), broker, topic, mapping).written == 2
 
