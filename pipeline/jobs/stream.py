@@ -46,6 +46,7 @@ from pipeline.tables.state_table import make_table
 from pipeline.tables.target import Format, Target, target
 from pipeline.tables.upsert import (
     Upserts,
+    check_no_gap,
     last_ends,
     read_batch_ends,
     read_planned_ms,
@@ -226,14 +227,8 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
     versions = read_versions(table, topic, partitions)
     if partitions and not versions:
         raise JobError(f"{path} is not a table of {topic} written by `latest`")
-    for number, end in last_ends(checkpoint, topic).items():
-        if end.offset > versions.get(number, 0):
-            raise JobError(
-                f"{checkpoint} is ahead of the table: {topic}-{number} was read up to"
-                f" {end.offset}, but"
-                f" the table has it up to {versions.get(number, 0)}. Use --overwrite to recreate"
-                " both"
-            )
+    read = {number: end.offset for number, end in last_ends(checkpoint, topic).items()}
+    check_no_gap(f"{checkpoint} is ahead of the table", topic, read, versions)
     return versions
 
 
@@ -297,7 +292,12 @@ def _run(
             planned_ms = read_planned_ms(checkpoint, batch_id)
             if every_seconds is None:  # Spark plans once, and may first repeat an earlier batch
                 planned_ms = min(planned_ms, started_ms)
-            upserts.merge_batch(batch, read_batch_ends(checkpoint, topic, batch_id), planned_ms)
+            begun = versions
+            if batch_id:
+                previous = read_batch_ends(checkpoint, topic, batch_id - 1)
+                begun = {number: end.offset for number, end in previous.items()}
+            ends = read_batch_ends(checkpoint, topic, batch_id)
+            upserts.merge_batch(batch, begun, ends, planned_ms)
         except (JobError, ApiRefusedError, UnreachableError, WireError) as error:
             failed.append(error)
             raise

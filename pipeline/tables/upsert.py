@@ -3,6 +3,8 @@
 Rules
 - The table's commits store the end offset of each partition (pipeline/tables/delta.py), so merging
   a batch again changes nothing.
+- A batch begins at or below the end offset of the table. Otherwise another job has replaced the
+  table, and the records between would be missing.
 - Only a record with a larger offset replaces or deletes a row.
 - The last record of each key in a batch counts. One commit merges the whole batch, even a batch
   without rows, because transaction markers also have offsets.
@@ -96,6 +98,21 @@ def last_ends(checkpoint: Path, topic: str) -> dict[int, EndOffset]:
     return read_batch_ends(checkpoint, topic, max(done)) if done else {}
 
 
+def check_no_gap(
+    cause: str, topic: str, read: Mapping[int, int], versions: Mapping[int, int]
+) -> None:
+    """Check that a table has all records that a query has read. Raises JobError with `cause`.
+
+    `read` and `versions` are the end offsets of the query and of the table, by partition.
+    """
+    for number, end in sorted(read.items()):
+        if end > versions.get(number, 0):
+            raise JobError(
+                f"{cause}: {topic}-{number} was read up to {end}, but the table has it up to"
+                f" {versions.get(number, 0)}. Use --overwrite to recreate both"
+            )
+
+
 class Upserts:
     """Merges batches of one topic into one table."""
 
@@ -121,18 +138,24 @@ class Upserts:
         self._columns = tuple(columns)
 
     def merge_batch(
-        self, batch: "DataFrame", ends: Mapping[int, EndOffset], planned_ms: int = UNKNOWN_MS
+        self,
+        batch: "DataFrame",
+        starts: Mapping[int, int],
+        ends: Mapping[int, EndOffset],
+        planned_ms: int = UNKNOWN_MS,
     ) -> bool:
-        """Merge a batch whose partitions end at `ends`; return False if it was merged before.
+        """Merge a batch with the offsets from `starts` to `ends`.
 
-        `planned_ms` is a time before these ends were fetched. Raises JobError, PySparkException,
-        ApiRefusedError, UnreachableError, and what `read_topic_id` raises.
+        Return False if it was merged before. Partitions without a start are read from the start of
+        their logs. `planned_ms` is a time before the ends were fetched. Raises JobError,
+        PySparkException, ApiRefusedError, UnreachableError, and what `read_topic_id` raises.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
         table = DeltaTable(str(self.path))
         before = read_versions(table, self._topic, list(ends))
+        check_no_gap(f"another job has replaced {self.path}", self._topic, starts, before)
         new = {n: end for n, end in ends.items() if n not in before or end.offset > before[n]}
         if not new:
             return False

@@ -117,8 +117,8 @@ def test_a_table_never_goes_back(
     upserts = Upserts(path, topic, EXACT, stream.COLUMNS)
     cluster = Cluster(broker.bootstrap)
     old = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
-    assert not upserts.merge_batch(old, {0: EndOffset(2, 0)})
-    assert upserts.merge_batch(old, {0: EndOffset(5, 0)})
+    assert not upserts.merge_batch(old, {}, {0: EndOffset(2, 0)})
+    assert upserts.merge_batch(old, {}, {0: EndOffset(5, 0)})
     assert read_table(path, "delta").column("value").to_pylist() == [b"2"]
 
 
@@ -133,7 +133,7 @@ def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_dele
     cluster = Cluster(broker.bootstrap)
     batch = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
     with pytest.raises(JobError, match="created again"):  # between the plan and the commit
-        other.merge_batch(batch, {0: EndOffset(9, 0)})
+        other.merge_batch(batch, {}, {0: EndOffset(9, 0)})
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.delete_topics([topic])[topic].result()
     make_topic(broker, topic, partitions=1)
@@ -183,6 +183,38 @@ def test_partitions_that_an_overwrite_left_out_are_read_from_their_start(
     result = caught_up(spark, addresses, topic, path)
     assert_state(read_table(path, "delta"), read_model(broker, topic))
     assert result.inserted == 2
+
+
+def test_nothing_is_merged_into_a_table_that_another_job_replaced_with_an_earlier_state(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Neither with the first batch of a checkpoint nor with a later one."""
+    make_topic(broker, topic)
+    path, earlier = tmp_path / "t", tmp_path / "earlier"
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")], partition=1)
+    caught_up(spark, addresses, topic, path)
+    shutil.copytree(path, earlier)
+    write(broker, topic, [(b"a", b"2")], partition=1)
+    caught_up(spark, addresses, topic, path, overwrite=True)
+    merge = Upserts.merge_batch
+
+    def merge_too_late(self: Upserts, *arguments: Any) -> bool:
+        shutil.rmtree(path)
+        shutil.copytree(earlier, path)
+        return merge(self, *arguments)
+
+    for _ in range(2):
+        write(broker, topic, [(b"c", b"2")], partition=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Upserts, "merge_batch", merge_too_late)
+            with pytest.raises(JobError, match="another job has replaced"):
+                caught_up(spark, addresses, topic, path)
+        assert_state(read_table(path, "delta"), read_model(broker, topic), {0: 0, 1: 2})
+        caught_up(spark, addresses, topic, path, overwrite=True)
+        write(broker, topic, [(b"d", b"2")], partition=1)
+        assert caught_up(spark, addresses, topic, path).batches == 1
+        assert_state(read_table(path, "delta"), read_model(broker, topic))
 
 
 @pytest.mark.parametrize("has_checkpoint", cases(few=[False], many=[False, True]))
