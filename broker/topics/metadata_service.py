@@ -204,17 +204,21 @@ class MetadataService:
                 await self._writer.save(metadata.without_topics(names))
 
     async def apply_yaml(self) -> None:
-        """Create the topics that the settings file names, and add the partitions it adds.
+        """Create the topics that the settings file names, and add partitions to those that exist.
 
-        Raises the first TopicError or StorageError when all other topics are done.
+        Partitions are only added if the file gives their number for the topic itself: a default is
+        for new topics. Raises the first TopicError or StorageError when all other topics are done.
         """
         await self._writer.run(None, self._note_file_retention)
         new_topics, errors = list[NewTopic](), list[Exception]()
-        for name in self._settings.file.topics:
-            requested = self._settings.file.partitions(name)
+        for name, settings in self._settings.file.topics.items():
+            requested = settings.partitions
             topic = self._topics.get(name)
             if topic is None:
-                new_topics.append(NewTopic(name, requested, created_by="yaml"))
+                partitions = self._settings.file.partitions(name)
+                new_topics.append(NewTopic(name, partitions, created_by="yaml"))
+            elif requested is None:
+                continue
             elif topic.partition_count < requested:
                 logger.warning(
                     "adding partitions: new records of a key may go to another partition",

@@ -371,6 +371,21 @@ async def test_the_file_creates_and_grows_and_never_takes_away(env: MemoryEnv) -
     assert (await disk.reopen()).topics.existing("orders").partition_count == 3
 
 
+async def test_a_default_number_of_partitions_is_for_new_topics_alone(env: MemoryEnv) -> None:
+    """A topic taken over from Kafka keeps its partitions, and so its keys stay in their places."""
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 2, {})
+    for default in (1, 4):
+        disk.manager.close()
+        defaults = {"partitions": default}
+        named = {"orders": {"keys": COMPACT}, f"new{default}": {}}
+        with capture_logs() as lines:
+            disk = await TopicsOnDisk(env, topics=named, topic_defaults=defaults).open()
+        assert disk.topics.existing("orders").partition_count == 2
+        assert disk.topics.existing(f"new{default}").partition_count == default
+        assert [line["event"] for line in lines if line["log_level"] == "warning"] == []
+
+
 # --- settings -----------------------------------------------------------------------------------
 
 
