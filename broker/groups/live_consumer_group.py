@@ -281,8 +281,8 @@ class LiveConsumerGroup:
     ) -> HeartbeatAnswer:
         """Return the answer when the changes that it tells of are in the log.
 
-        `regexes` are the expressions of the request and of the group, resolved just now. `client`
-        is the principal that sent the request.
+        `regexes` are the expression of the request, and those of the group that were resolved just
+        now. `client` is the principal that sent the request.
         """
         try:
             if request.epoch < JOIN_EPOCH:
@@ -299,11 +299,8 @@ class LiveConsumerGroup:
             lambda group: state.update_member(group, request, regexes, max_size), turns
         )
         owned_before = updated.member.assigned.keys()
-        self._resolved_ms = {
-            expression: regexes[expression].resolved_ms
-            for expression in group.regexes
-            if expression in regexes
-        }
+        resolved_ms = self._resolved_ms | {each: regexes[each].resolved_ms for each in regexes}
+        self._resolved_ms = {each: resolved_ms[each] for each in resolved_ms.keys() & group.regexes}
         self.deadlines.stop_classic(request.member_id)
         next_step = await self.take_step(group, request.member_id, request.owned, client, turns)
         if next_step is None:

@@ -293,26 +293,26 @@ class MemberRequests:
     async def _resolve(
         self, group_id: str, request: Heartbeat, viewer: TopicViewer
     ) -> Mapping[str, ResolvedRegex]:
-        """Return the topics of the group's expressions, as the client that sent the request sees.
+        """Return the topics of the request's expression, and new ones of the group's others.
 
-        A group keeps its topics for a while, so that members with different permissions do not
-        cause a rebalance with each heartbeat. It keeps them for good for an expression that a Kafka
-        broker has stored and that is refused here. Raises MembershipError for the expression of the
-        request.
+        They are those that the client which sent the request sees. A group keeps its topics for a
+        while, so that members with different permissions do not cause a rebalance with each
+        heartbeat. It keeps them for good for an expression that a Kafka broker has stored and that
+        is refused here. Raises MembershipError for the expression of the request.
         """
         live, expression = self._served.get(group_id), request.regex
-        resolved: dict[str, ResolvedRegex] = {}
-        if isinstance(live, LiveConsumerGroup):
-            resolved = live.regexes()
-            if not request.leaves:
-                for each, now in (await self._refreshed(live, viewer)).items():
-                    if each in resolved and self._is_outdated(resolved[each]):
-                        resolved[each] = now
-        if expression and (expression not in resolved or self._is_outdated(resolved[expression])):
+        stored = live.regexes() if isinstance(live, LiveConsumerGroup) else {}
+        own = stored.get(expression) if expression else None
+        if expression and (own is None or self._is_outdated(own)):
             if isinstance(live, LiveConsumerGroup):
                 live.keep_alive(request.member_id)
-            resolved[expression] = await self._regexes.resolve(expression, viewer)
-        return resolved
+            own = await self._regexes.resolve(expression, viewer)
+        resolved: dict[str, ResolvedRegex] = {}
+        if isinstance(live, LiveConsumerGroup) and not request.leaves:
+            found = await self._refreshed(live, viewer)
+            stored = live.regexes()  # other members may have brought newer topics meanwhile
+            resolved = {e: found[e] for e in found.keys() & stored if self._is_outdated(stored[e])}
+        return resolved if expression is None or own is None else resolved | {expression: own}
 
     def _is_outdated(self, resolved: ResolvedRegex) -> bool:
         return not self._regexes.is_recent(resolved)

@@ -64,7 +64,7 @@ def update_member(
 ) -> MemberUpdate:
     """Return the group with the fields of a heartbeat. Raises MembershipError.
 
-    `regexes` are the regular expressions of the group and of the request, resolved just now.
+    `regexes`: the regular expression of the request, and those that were resolved just now.
     """
     before = group
     group, member = _find_or_create(group, request, max_members)

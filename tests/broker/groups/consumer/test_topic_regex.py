@@ -240,3 +240,30 @@ async def test_members_do_not_wait_for_the_outdated_expressions_of_others(
         assert (await costly.heartbeat()).error is ErrorCode.NONE
     await converge(costly, plain)
     assert len(costly.owned) + len(plain.owned) == 5
+
+
+async def test_a_member_that_waits_for_its_own_search_keeps_what_others_found_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member_requests, "SEARCH_SECONDS", 0)
+    topics, may_end = FakeTopics({"orders": 3}), asyncio.Event()
+    world = World(topics=topics)
+    first = Client(world, "a", topics=frozenset(), regex="ord.*")
+    await converge(first)
+    match = TopicRegexes._match
+
+    async def match_slowly(regexes: TopicRegexes, pattern: Any, viewer: TopicViewer) -> Any:
+        if pattern.matches("slow"):
+            await may_end.wait()
+        return await match(regexes, pattern, viewer)
+
+    monkeypatch.setattr(TopicRegexes, "_match", match_slowly)
+    topics.counts["orders-eu"] = 2
+    await world.clock.advance(REFRESH_MS)
+    joining = Client(world, "b", topics=frozenset(), regex="slow|ord.*")
+    heartbeat = asyncio.create_task(joining.heartbeat())
+    while group(world).regexes["ord.*"].topics != {"orders", "orders-eu"}:
+        assert (await first.heartbeat()).error is ErrorCode.NONE
+    may_end.set()
+    assert (await heartbeat).error is ErrorCode.NONE
+    assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
