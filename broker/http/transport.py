@@ -173,6 +173,8 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _wait_for_turn(self, turns: TurnQueue) -> None:
         """Read nothing until the next turn."""
+        if self._is_queued:  # the protocol resumed reading within its turn
+            return
         self._is_queued = True
         turns.add(partial(self._take_turn, turns))
         if not self._is_paused:

@@ -114,6 +114,42 @@ async def test_a_connection_passes_on_no_more_than_a_turn_at_a_time(
     assert max(rounds) <= 4
 
 
+async def test_others_wait_for_one_turn_of_a_protocol_that_resumes_reading_in_its_turns(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Resuming(Receiver):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.transport.resume_reading()  # as aiohttp at the end of each body
+
+    now, waits = 0.0, []
+
+    def later() -> float:
+        nonlocal now
+        now += 0.001  # half a turn
+        return now
+
+    def wait_for_turn() -> None:
+        before = len(receiver.slices)
+
+        def take_turn() -> None:
+            waits.append(len(receiver.slices) - before)
+            wait_for_turn()
+
+        server.turns.unauthenticated.add(take_turn)
+
+    monkeypatch.setattr(transport, "perf_counter", later)
+    server.queue = server.turns.unauthenticated
+    receiver = Resuming()
+    await server.connect(receiver)
+    sending = asyncio.create_task(server.send(SENT[:100_000]))
+    wait_for_turn()
+    await until_received(receiver, 100_000)
+    await sending
+    assert receiver.received == SENT[:100_000]
+    assert max(waits) <= 2
+
+
 async def test_what_a_protocol_gives_back_comes_before_later_bytes(server: Server) -> None:
     server.queue = None
     first, second = Receiver(), Receiver()
