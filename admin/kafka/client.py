@@ -71,7 +71,7 @@ def librdkafka(bootstrap: str, *, needs: str = "") -> Iterator[dict[str, Any]]:
     librdkafka repeats failed connections and hides their cause, so a small client connects first:
     its errors appear at once. `needs` as in `connected`.
     """
-    from confluent_kafka import KafkaException
+    from confluent_kafka import KafkaError, KafkaException
 
     from protocol.client.administration import BlockingClient
     from protocol.client.librdkafka import connection_settings
@@ -85,6 +85,10 @@ def librdkafka(bootstrap: str, *, needs: str = "") -> Iterator[dict[str, Any]]:
         yield connection_settings(_cluster(bootstrap)) | {"logger": silent}
     except KafkaException as error:
         _fail_with(error.args[0], needs)
+    # A client cannot be made, because its token has just expired. Though the library raises it,
+    # this class has no base class.
+    except KafkaError as error:  # type: ignore[misc]
+        _fail_with(error, needs)
 
 
 def reader_settings(settings: dict[str, Any], *, uncommitted: bool = False) -> dict[str, Any]:
