@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 import time
+from contextlib import suppress
 from typing import Final, NoReturn, TypeVar
 
 from config.address import Address
@@ -203,6 +204,9 @@ class BlockingConnection:
         except StopIteration:
             return
         except (SaslError, ClientSecurityError) as error:
+            if isinstance(error, SaslError) and error.last_message:
+                with suppress(SecurityRefusedError, WireError, ProtocolError, OSError):
+                    self._exchange(error.last_message, timeout_seconds)
             raise SecurityRefusedError(f"authentication at {self.address}: {error}") from None
 
     def _exchange(self, data: bytes, timeout_seconds: float) -> bytes:

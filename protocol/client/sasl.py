@@ -27,7 +27,14 @@ Exchange = Generator[bytes, bytes, None]
 
 
 class SaslError(Exception):
-    """The exchange failed on the client's side."""
+    """The exchange failed on the client's side.
+
+    `last_message`: what the client sends before it closes the connection, or nothing.
+    """
+
+    def __init__(self, reason: str, last_message: bytes = b"") -> None:
+        super().__init__(reason)
+        self.last_message = last_message
 
 
 def begin_exchange(sasl: ClientSasl, nonce: str | None = None) -> Exchange:
@@ -49,12 +56,13 @@ def _oauthbearer(token: str) -> Exchange:
     answer = yield f"{NO_BINDING}\x01auth=Bearer {token}\x01\x01".encode()
     if not answer:
         return
-    # The broker waits for an acknowledgement before its error, which says no more than `status`.
+    # The broker waits for an acknowledgement before its error, which says no more than `status`:
+    # only then it logs and counts the failure.
     try:
         status = json.loads(answer)["status"]
     except (ValueError, KeyError, TypeError):
         status = "no reason"
-    raise SaslError(f"the broker refused the token: {str(status)[:200]}")
+    raise SaslError(f"the broker refused the token: {str(status)[:200]}", b"\x01")
 
 
 def _scram(algorithm: str, username: str, password: str, nonce: str) -> Exchange:

@@ -148,10 +148,13 @@ class Secured:
     def __init__(self, address: str, files: Files, folder: Path, token: str) -> None:
         self.address = address
         self._trust = {**files.trust, "security_protocol": "SASL_SSL"}
-        self._token = folder / "token"
-        self._token.write_text(token)
+        self.folder, self._token = folder, token
 
-    def cluster(self, mechanism: str, password: str = "s3cret") -> Cluster:
+    def cluster(
+        self, mechanism: str, password: str = "s3cret", *, token: str | None = None
+    ) -> Cluster:
+        file = self.folder / ("token" if token is None else "other-token")
+        file.write_text(self._token if token is None else token)
         module = f"{SECURITY}.plain.PlainLoginModule"
         if mechanism.startswith("SCRAM"):
             module = f"{SECURITY}.scram.ScramLoginModule"
@@ -160,7 +163,7 @@ class Secured:
             **self._trust,
             sasl_mechanism=mechanism,
             sasl_jaas_config=f'{module} required username="al,ice" password="{password}";',
-            sasl_oauthbearer_token_endpoint_url=self._token.as_uri(),
+            sasl_oauthbearer_token_endpoint_url=file.as_uri(),
         )
 
 
@@ -225,6 +228,16 @@ def test_our_broker_refuses_a_wrong_password(daemon: Secured) -> None:
         pytest.raises(SecurityRefusedError, match="uthentication failed"),
     ):
         client.topics()
+
+
+def test_our_broker_logs_why_it_refuses_a_token(daemon: Secured) -> None:
+    with (
+        WireClient(daemon.cluster("OAUTHBEARER", token=unsigned_token())) as client,
+        pytest.raises(SecurityRefusedError, match="refused the token: invalid_token"),
+    ):
+        client.topics()
+    lines = (daemon.folder / "varve.log").read_text().splitlines()
+    assert [line for line in lines if "authentication failed: " in line and "OAUTHBEARER" in line]
 
 
 def ask_for(seconds: float, sizes: LogDirClient, topic: str) -> None:

@@ -1,5 +1,7 @@
 """The client's side of SASL: the examples of the RFCs, and brokers that lie."""
 
+from pathlib import Path
+
 import pytest
 
 from config.security.clients import ClientSasl
@@ -60,3 +62,12 @@ def test_scram_escapes_the_name_and_uses_a_new_nonce_each_time() -> None:
 
 def test_plain_sends_name_and_password_as_utf_8() -> None:
     assert next(begin_exchange(ClientSasl("PLAIN", "ä", "ß"))) == "\0ä\0ß".encode()
+
+
+def test_a_refused_token_is_acknowledged_so_that_the_broker_logs_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a.b.c")
+    exchange = begin_exchange(ClientSasl("OAUTHBEARER", token_file=str(tmp_path / "token")))
+    next(exchange)
+    with pytest.raises(SaslError, match="the broker refused the token: invalid_token") as refused:
+        exchange.send(b'{"status":"invalid_token"}')
+    assert refused.value.last_message == b"\x01"
