@@ -17,9 +17,12 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
+
 from broker.event_loop.directory_writer import ChangePendingError
 from broker.event_loop.loop_turns import Turns, run_in_turns, run_to_end
 from broker.event_loop.unpack_threads import may_be_large
+from broker.logging import RateLimitedLogger
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation, ResourceType
@@ -51,6 +54,7 @@ from storage.errors import (
     InvalidProducerEpochError,
     InvalidRecordError,
     MissingKeyError,
+    NoRoomError,
     OutOfOrderSequenceError,
     StorageError,
     UnsupportedMagicError,
@@ -70,6 +74,8 @@ from storage.model import AppendInfo, TopicPartition
 
 if TYPE_CHECKING:  # it imports the compiler
     from cleaner.engine.selective.appended_keys import BatchKeys
+
+limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.produce"))
 
 FIRST_V2_PRODUCE: Final = 12  # the first version of clients that follow transaction version 2
 FIRST_ABORTABLE_VERSION: Final = 11  # the first version whose clients know TRANSACTION_ABORTABLE
@@ -563,6 +569,11 @@ def _failed(
         rejects.no_key_compacted_topic += 1
     elif isinstance(error, DecompressionLimitError):
         rejects.decompression_limit += 1
+    elif isinstance(error, NoRoomError):
+        # A producer repeats the request, and its user sees a time-out, not the reason.
+        limited_logger.error(
+            "records not written", partition=str(partition.partition), reason=str(error)
+        )
     refused = _refused(partition, index, records, code, str(error))
     if isinstance(error, InvalidRecordError):
         return refused._replace(

@@ -1,6 +1,7 @@
 """Refused batches, counted by reason; malformed records on every kind of topic."""
 
 import asyncio
+import errno
 import itertools
 import struct
 import threading
@@ -8,12 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.handlers import produce
 from protocol.errors import ErrorCode
 from storage.format.batch import CONTROL, Record, build_batch, crc_of, read_header
 from storage.model import TopicPartition
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, client_of
 from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.hostile_batches import (
     CODECS,
@@ -52,6 +54,19 @@ REFUSED = {
     "a producer without sequence": (patched(43, ">q", 7), "invalid_offset_or_sequence"),
     "a wrong CRC": (batch()[:-1] + b"\xff", "invalid_message_crc"),
 }
+
+
+async def test_the_log_says_that_a_full_disk_refuses_records() -> None:
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env, topics={"orders": COMPACT}) as broker:
+        full = env.fail_on(lambda operation, path: operation == "pwrite", errno.ENOSPC)
+        with capture_logs() as lines, client_of(broker) as client:
+            answer = await asyncio.to_thread(client.produce, "orders", bytes(batch()))
+        full.remove()
+    assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    (line,) = (line for line in lines if line["event"] == "records not written")
+    assert (line["log_level"], line["partition"]) == ("error", "orders-0")
+    assert "No space left" in line["reason"]
 
 
 @pytest.mark.parametrize("reason", REFUSED)
