@@ -60,6 +60,11 @@ def partition_folder(data: str, topic: str, partition: int) -> Path:
     return folder
 
 
+def has_partition(data: str, topic: str, partition: int) -> bool:
+    """Return whether the folder of a partition is in `data`."""
+    return (Path(data) / f"{topic}-{partition}").is_dir()
+
+
 def _log_files(folder: Path) -> Iterator[Path]:
     for home, _, names in os.walk(folder):
         for name in sorted(names):

@@ -24,9 +24,11 @@ from admin.rangeless_option import RangelessOption
 from config import exit_codes
 from config.security.clients import Cluster
 from config.topics.names import view_name
+from config.units import counted
 from pipeline.client.kafka_client import Isolation
 from pipeline.client.producer import BulkProducer
 from pipeline.client.topics import (
+    TopicBounds,
     as_job_errors,
     cluster_errors,
     fetch_bounds,
@@ -46,7 +48,7 @@ from pipeline.command import (
 )
 from pipeline.engines.java import write_whole
 from pipeline.erasure.cleaning import TombstoneClean, pinned_leases
-from pipeline.erasure.files import partition_folder, scan_files
+from pipeline.erasure.files import has_partition, partition_folder, scan_files
 from pipeline.erasure.keys import (
     COLUMNS,
     ENCODINGS,
@@ -141,15 +143,16 @@ class Eraser:
         receipt = Receipt(self._topic, keys, DRY_RUN if dry_run else COMPLETE, now_ms())
         with as_job_errors():
             self._reporter.note("searching for the keys")
-            in_log, in_view = self._log(keys), self._view(keys)
+            bounds = self._bounds()
+            in_log, in_view = self._log(keys, bounds), self._view(keys)
             results = merge_key_records(in_log, in_view)
             self._count_found(receipt, in_log, in_view)
-            if not dry_run and results:
+            if not dry_run and keys:
                 if self._data is not None:  # fail before anything is written
                     for partition, _ in results:
                         partition_folder(self._data, self._topic, partition)
                 try:
-                    self._erase(receipt, keys, list(results.values()))
+                    self._erase(receipt, keys, list(results.values()), bounds.end)
                 except KeyboardInterrupt as error:
                     raise JobError(
                         "interrupted; tombstones written so far stay in the topic, and there is no"
@@ -178,8 +181,12 @@ class Eraser:
 
     # Search --------------------------------------------------------------------------------
 
-    def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
-        bounds = fetch_bounds(self._cluster, self._topic, isolation=Isolation.READ_UNCOMMITTED)
+    def _bounds(self) -> TopicBounds:
+        return fetch_bounds(self._cluster, self._topic, isolation=Isolation.READ_UNCOMMITTED)
+
+    def _log(
+        self, keys: Sequence[bytes], bounds: TopicBounds, below: Offsets | None = None
+    ) -> list[KeyRecords]:
         return self._search(self._topic, bounds.first, bounds.end, keys, below)
 
     def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
@@ -211,7 +218,11 @@ class Eraser:
     # Erasure --------------------------------------------------------------------------------
 
     def _erase(
-        self, receipt: Receipt, keys: Sequence[bytes], found_keys: Sequence[KeyRecords]
+        self,
+        receipt: Receipt,
+        keys: Sequence[bytes],
+        found_keys: Sequence[KeyRecords],
+        ends: Offsets,
     ) -> None:
         until = time.monotonic() + self._timeout_seconds
         owned = [key_records for key_records in found_keys if key_records.values]
@@ -225,9 +236,10 @@ class Eraser:
             part.reason = cleaned.reason
         self._reporter.note("checking that the records are gone")
         self._check_erased(receipt, keys, requested)
-        if self._data is not None and requested:
-            self._wait_for_files(receipt, keys, requested, until)
-        receipt.copies += self._copies(receipt)
+        covers_all = False
+        if self._data is not None:
+            covers_all = self._wait_for_files(receipt, keys, {**ends, **requested}, until)
+        receipt.copies += self._copies(receipt, were_searched=covers_all and not receipt.reasons)
         receipt.state = PENDING if receipt.reasons else COMPLETE
 
     def _write_tombstones(
@@ -278,7 +290,7 @@ class Eraser:
     # Proof --------------------------------------------------------------------------------
 
     def _check_erased(self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets) -> None:
-        for key_records in self._log(keys, requested):
+        for key_records in self._log(keys, self._bounds(), requested):
             part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
             part.records_left += key_records.older
             part.written_since += key_records.values - key_records.older
@@ -293,33 +305,43 @@ class Eraser:
                 receipt.reasons.append(f"partition {n}: {remaining} left: {why}")
 
     def _wait_for_files(
-        self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets, until: float
-    ) -> None:
-        """Scan the files until no record of the keys is left in them, or the time is up."""
+        self, receipt: Receipt, keys: Sequence[bytes], below: Offsets, until: float
+    ) -> bool:
+        """Scan the files until no record of the keys is left in them, or the time is up.
+
+        An earlier run may have removed the records from the log and not from its replaced files,
+        so all partitions are searched. Return whether all of them are in the data directory.
+        """
         assert self._data is not None
         self._reporter.note("waiting for replaced files to be deleted")
+        here = {n: end for n, end in below.items() if has_partition(self._data, self._topic, n)}
+        searched = here
         while True:
             try:
-                count, findings = scan_files(self._data, self._topic, requested, keys)
+                count, findings = scan_files(self._data, self._topic, searched, keys)
             except JobError as error:  # the erasure has happened and needs its receipt
                 receipt.reasons.append(str(error))
-                return
+                return False
+            if receipt.files_scanned is None:
+                receipt.files_scanned = count
             # If records are left in the log, they are left in its files.
             if not findings or receipt.reasons or time.monotonic() >= until:
                 break
+            searched = {finding.partition: here[finding.partition] for finding in findings}
             time.sleep(FILES_POLL_SECONDS)
-        receipt.files_scanned = count
         for finding in findings:
-            receipt.reasons.append(f"{finding.path} has {finding.records:,} records of the keys")
+            records = counted(finding.records, "record")
+            receipt.reasons.append(f"{finding.path} has {records} of the keys")
+        return here.keys() == below.keys()
 
-    def _copies(self, receipt: Receipt) -> list[Copy]:
+    def _copies(self, receipt: Receipt, *, were_searched: bool) -> list[Copy]:
+        """Return what may hold copies; replaced files do not if they `were_searched`."""
         result = []
         now, rules = now_ms(), self._rules
-        if any(part.removed for part in receipt.partitions.values()):
+        if not were_searched:
             until = now + rules.file_delete_delay_ms
             text = "replaced segment files, for file.delete.delay.ms"
-            if receipt.files_scanned is None or receipt.reasons:
-                result.append(Copy("replaced_files", text, until))
+            result.append(Copy("replaced_files", text, until))
         if any(part.tombstones_left for part in receipt.partitions.values()):
             until = now + rules.delete_retention_ms
             text = "tombstones with the keys, until a clean after delete.retention.ms"

@@ -10,6 +10,8 @@ Rules
   of that time or before. If the record there is missing and a clean has reached it, that state is
   gone: the missing record may also have been of that time or before. If no record of that time or
   before is left, the state is requested as of the last offset before the log start.
+- Times are taken to ascend in each partition. If they go back, a removed record anywhere below may
+  have been the first later one, and nothing that is left shows it.
 - A transaction marker is a record with the time at which the transaction ended.
 """
 

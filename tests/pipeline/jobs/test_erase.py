@@ -250,9 +250,32 @@ def test_files_that_a_run_has_pinned_are_found_and_told(
         assert any(
             run.plan.compaction_id in surviving_copy.text for surviving_copy in receipt.copies
         )
+        assert any(surviving_copy.kind == "replaced_files" for surviving_copy in receipt.copies)
+        again = eraser(spark, broker, topic, data=str(broker.data), timeout_seconds=0).run([b"k"])
+        assert again.partitions[0].records_found == 0
+        assert (again.state, again.reasons) == (PENDING, receipt.reasons)
+        other = eraser(spark, broker, topic).run([b"k"])
+        assert {"replaced_files", "leases"} < {each.kind for each in other.copies}
     receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"k"])
     assert receipt.state == COMPLETE
     assert {surviving_copy.kind for surviving_copy in receipt.copies} == {"tombstones", "elsewhere"}
+
+
+def test_a_value_that_only_a_replaced_file_has_leaves_it_pending(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    """An earlier run removed it from the log, and a clean since then the tombstone."""
+    make_topic(broker, topic, 2, **COMPACTED)
+    write(broker, topic, [(1, b"other", b"v", START_MS, None)])
+    replaced = broker.data / f"{topic}-1" / f"{0:020d}.log.deleted"
+    replaced.write_bytes(build_batch([Record(0, START_MS, b"k", b"v")]))
+    data = str(broker.data)
+    receipt = eraser(spark, broker, topic, data=data, timeout_seconds=0).run([b"k"])
+    assert (receipt.state, receipt.reasons) == (PENDING, [f"{replaced} has 1 record of the keys"])
+    assert receipt.absent == 1
+    replaced.unlink()
+    receipt = eraser(spark, broker, topic, data=data).run([b"k"])
+    assert (receipt.state, receipt.files_scanned) == (COMPLETE, 2)
 
 
 def test_files_are_looked_through_wherever_they_lie(
