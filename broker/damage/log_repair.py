@@ -221,9 +221,10 @@ class LogRepair:
         reason = "an operator truncates the log"
         async with self._pause(partition.partition, reason), partition.flushing:
             log = partition.log
-            self._check_truncation(partition, offset, force=force)
+            self._check_truncation(partition, offset, force=True)
             await self._check_batch(log, offset)
             await self._check_transactions(log, offset)
+            self._check_truncation(partition, offset, force=force)  # nothing else is in the way
             log.lower_recovery_point(offset)
             cleaned = self._table.cleaner_offsets.get(partition.partition, 0)
             if cleaned > offset:

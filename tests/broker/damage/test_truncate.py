@@ -175,6 +175,16 @@ async def test_no_part_of_a_transaction_is_removed(env: MemoryEnv) -> None:
             assert partition.log.log_end_offset == end
 
 
+async def test_force_is_not_asked_for_where_it_is_not_enough(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        batch = batch_of(*(value_at(offset) for offset in range(6, 10)))
+        partition.append(memoryview(batch), read_header(batch), 0)
+        for end, reason in ((7, "inside a batch of offsets 6 to 9"), (6, "use `--force`")):
+            status, answer = await api(broker, "POST", f"{PATH}?to={end}")
+            assert (status, reason in answer["detail"]) == (409, True)
+
+
 async def test_lost_values_of_a_compacted_topic_are_named(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={"orders": COMPACT}) as broker:
         filled(broker)
