@@ -41,6 +41,7 @@ from broker.http.connections import HttpConnections, mark_authorized
 from broker.http.exposition import Encode, encoded
 from broker.http.health import HealthConnections, HealthStatus, answer
 from broker.http.observation import Handler, HttpObserver
+from broker.http.response_slots import ResponseSlots
 from broker.http.tls_listener import BACKLOG, TlsListener
 from broker.http.transport import HttpTransport
 from broker.logging import RateLimitedLogger
@@ -101,6 +102,7 @@ class Routes:
     definitions: Sequence[web.AbstractRouteDef]
     middlewares: Sequence[Middleware] = ()
     transfers: frozenset[str] = frozenset()  # handlers check their own token and stream the body
+    streams: frozenset[str] = frozenset()  # responses that go on for minutes, a little at a time
     # Routes that name a topic, but need the permission on the cluster.
     of_cluster: frozenset[str] = frozenset()
     # Routes that answer about one topic if the query names it.
@@ -168,6 +170,7 @@ class HttpServer:
         )
         self._acceptor = Acceptor(self._serve)
         self._connections = HttpConnections()
+        self._response_slots = ResponseSlots()
         self._health_connections = HealthConnections(
             self._answer_check, self._serve_requests, rates
         )
@@ -308,7 +311,12 @@ class HttpServer:
                     refusal = await _read_body(request)
                     if refusal is None:
                         note_change(request)
-        return await handler(request) if refusal is None else self._refused(request, refusal)
+        if refusal is not None:
+            return self._refused(request, refusal)
+        is_small = needs_no_credentials or request.method not in SAFE_METHODS
+        if is_small or _route_path(request) in self._routes.streams:
+            return await handler(request)
+        return await self._response_slots.respond(request, handler)
 
     async def _authorize(self, request: web.Request) -> Refusal | None:
         host, authentication = request.remote or "", self.authentication

@@ -44,6 +44,7 @@ CLEANER: Final = "/api/v1/cleaner/events"
 LISTS: Final = "/api/v1/events/{resource}"
 TOPIC: Final = "/api/v1/topics/{topic}/events"
 PARTITION: Final = "/api/v1/topics/{topic}/partitions/{partition}/events"
+STREAMS: Final = (CLEANER, LISTS, TOPIC, PARTITION)
 STREAMS_MAX: Final = 32  # of 128 HTTP connections; a tab has one
 STREAM_SECONDS: Final = 600.0
 TICK_SECONDS: Final = 0.5

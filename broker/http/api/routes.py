@@ -18,7 +18,7 @@ from broker.http.api.compaction.erasures import ErasuresApi
 from broker.http.api.compaction.leases import TRANSFERS, LeasesApi
 from broker.http.api.compaction.verify import VerifyApi
 from broker.http.api.compaction.views import ViewApi
-from broker.http.api.events import EventsApi
+from broker.http.api.events import STREAMS, EventsApi
 from broker.http.api.groups import GroupsApi
 from broker.http.api.kafka import (
     acls,
@@ -146,6 +146,7 @@ def make_routes(
         ),
         middlewares=(translate_errors, within_quotas(handlers)),
         transfers=frozenset(TRANSFERS),
+        streams=frozenset(STREAMS),
         of_cluster=frozenset((SKIP, TRUNCATE, END_TRANSACTION)),
         of_query_topic=frozenset((*cleaner_routes.OF_QUERY_TOPIC, views.ROOT)),
         administrative=frozenset(
