@@ -20,12 +20,13 @@ from tests.support.cleaner.scheduler.cleaner_fakes import until
 
 USERS = ("first", "second")
 RECORDS = "/api/v1/topics/orders/partitions/0/records"
-CONNECTIONS = 3 * response_slots.RESPONSES_AT_ONCE
+SLOTS = 4
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    """A broker whose page of records is larger than what a socket takes at once."""
+async def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
+    """A broker with few slots, whose page of records is larger than what a socket takes at once."""
+    monkeypatch.setattr(response_slots, "RESPONSES_AT_ONCE", SLOTS)
     async with broker_with_users(
         tmp_path, USERS, lambda *_: True, seed=3, topics={"orders": {}}
     ) as broker:
@@ -77,12 +78,12 @@ async def test_clients_that_read_nothing_have_few_responses_in_memory_and_delay_
     broker: Broker, pages: list[None]
 ) -> None:
     with ExitStack() as stack:
-        for _ in range(CONNECTIONS):
+        for _ in range(3 * SLOTS):
             stack.enter_context(await request_page(broker, "first"))
-        for _ in range(CONNECTIONS):
+        for _ in range(3 * SLOTS):
             status, answer = await send(broker, "GET", f"{RECORDS}?limit=1", "second")
             assert (status, len(answer["records"])) == (200, 1)
-        assert len(pages) == CONNECTIONS + response_slots.RESPONSES_AT_ONCE // 2
+        assert len(pages) == 3 * SLOTS + SLOTS // 2
 
 
 async def test_who_does_not_read_a_response_in_time_loses_the_connection(
@@ -90,9 +91,9 @@ async def test_who_does_not_read_a_response_in_time_loses_the_connection(
 ) -> None:
     monkeypatch.setattr(response_slots, "SEND_SECONDS", 0.2)
     with ExitStack() as stack:
-        clients = [stack.enter_context(await request_page(broker, "first")) for _ in range(20)]
+        clients = [stack.enter_context(await request_page(broker, "first")) for _ in range(SLOTS)]
         await until(lambda: len(pages) == len(clients))
-        for client in clients[: -response_slots.RESPONSES_AT_ONCE // 2]:
+        for client in clients[: SLOTS // 2]:
             assert 0 < await read_to_end(client) < 11 << 20, "of twelve megabytes"
     status, _ = await send(broker, "GET", f"{RECORDS}?limit=1", "first")
     assert status == 200
