@@ -1,8 +1,8 @@
 """The log of the daemon on standard error: one structlog event per line.
 
-Lines are aligned text on a terminal, otherwise JSON. Libraries that use the standard library's
-logging get the same format. A closed pipe never stops the broker: its lines are counted and
-dropped.
+Lines are aligned text on a terminal, otherwise JSON. In systemd's journal they have a priority, by
+which `journalctl -p` selects. Libraries that use the standard library's logging get the same
+format. A closed pipe never stops the broker: its lines are counted and dropped.
 
 Lines that a client can cause at will go through a `RateLimitedLogger`, so that no client can fill
 the disk with them.
@@ -36,6 +36,10 @@ _LEVELS: Final = {
     "exception": logging.ERROR,
     "critical": logging.CRITICAL,
 }
+# Of syslog: at the beginning of a line, `<4>` tells systemd the priority (sd-daemon(3)).
+_PRIORITIES: Final = {
+    "debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2,
+}  # fmt: skip
 AUDIT: Final = "audit"  # the logger of the audit log
 # The events of the audit log that stay in memory. One has up to a hundred settings of 300
 # characters, so their text is bounded, too.
@@ -177,6 +181,9 @@ def configure(
     output = LogStream(stream or sys.stderr)
     audit_output = output if audit_stream is None else LogStream(audit_stream)
     as_text = writes_text(form, output.isatty())
+    rendering = _rendering(as_text, output.isatty())
+    if _is_journal(stream or sys.stderr):
+        rendering.append(_add_priority)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -191,8 +198,8 @@ def configure(
             *shared,
             _remember_audit_events,
             _Renderer(
-                _rendering(as_text, output.isatty()),
-                _rendering(as_text and audit_stream is None, output.isatty()),
+                rendering,
+                rendering if audit_stream is None else _rendering(False, False),
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(min(numeric, logging.INFO)),
@@ -207,7 +214,7 @@ def configure(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_rendering(as_text, output.isatty()),
+                *rendering,
             ],
         )
     )
@@ -215,6 +222,19 @@ def configure(
     for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(numeric, logging.WARNING))
     return output
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Return whether systemd has connected the stream to its journal."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _add_priority(_logger: object, method: str, line: Any) -> str:
+    return f"<{_PRIORITIES[method]}>{line}"
 
 
 class _LevelFilter:

@@ -355,3 +355,25 @@ def test_an_audit_file_grows(tmp_path: Path) -> None:
         with open_audit_file(str(tmp_path / "audit")) as stream:
             stream.write(text)
     assert (tmp_path / "audit").read_text() == "first\nsecond\n"
+
+
+@pytest.mark.parametrize("is_journal", [True, False])
+def test_lines_in_the_journal_of_systemd_have_a_priority(
+    is_journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "log").open("w+") as stream, (tmp_path / "audit").open("w+") as audit:
+        status = os.fstat(stream.fileno())
+        inode = status.st_ino if is_journal else status.st_ino + 1
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{inode}")
+        configure(stream=stream, audit_stream=audit)
+        structlog.get_logger("broker.test").info("opened")
+        structlog.get_logger("broker.test").error("failed")
+        logging.getLogger("library").warning("odd")
+        structlog.get_logger(AUDIT).info("denied")
+        for file in (stream, audit):
+            file.flush()
+            file.seek(0)
+        lines, audited = stream.read().splitlines(), audit.read().splitlines()
+    prefixes = ["<6>", "<3>", "<4>"] if is_journal else ["", "", ""]
+    assert [line.partition("{")[0] for line in lines] == prefixes
+    assert [json.loads(line)["event"] for line in audited] == ["denied"]
