@@ -3,6 +3,7 @@
 import http.client
 import io
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -84,6 +85,10 @@ def fetch_document(
     try:
         with opener.open(request, timeout=timeout_seconds) as answer:
             data: bytes = answer.read(bytes_max + 1)
+    except urllib.error.HTTPError:
+        raise
+    except urllib.error.URLError as error:  # its own text is `<urlopen error ...>`
+        raise OSError(f"{error.reason}") from None
     except http.client.HTTPException as error:
         raise OSError(f"not an answer of HTTP: {error!r}") from None
     if len(data) > bytes_max:

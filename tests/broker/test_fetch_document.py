@@ -10,6 +10,7 @@ import pytest
 
 from broker import fetch_document as module
 from broker.fetch_document import fetch_document
+from tests.support.ports import free_port
 
 BYTES_MAX = 4 << 20
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -61,3 +62,9 @@ def test_an_answer_in_time_is_returned() -> None:
 def test_an_answer_that_is_too_large_is_refused() -> None:
     with server(OK + b"\r\nkeys!") as url, pytest.raises(OSError, match="larger than 4 bytes"):
         fetch_document(url, timeout_seconds=20, bytes_max=4)
+
+
+def test_the_reason_of_a_server_that_cannot_be_reached_is_that_of_the_system() -> None:
+    url = f"http://127.0.0.1:{free_port()}/"
+    with pytest.raises(OSError, match=r"^\[Errno 111\] Connection refused$"):
+        fetch_document(url, timeout_seconds=5, bytes_max=100)
