@@ -178,7 +178,6 @@ EXCEPTIONS: Final = {
 }
 # Commands of `varve` that no page shows, and the tests that run them.
 NOT_SHOWN: Final = {
-    "acls list": ("tests/admin/test_watch.py", '"acls list"'),
     "acls remove": ("tests/admin/kafka/test_acls.py", '"remove"'),
     "cleaner abort": ("tests/broker/cleaning/test_cleaner_daemon.py", '"abort", "customers"'),
     "completion": ("tests/admin/test_profiles.py", '"completion", "bash"'),

@@ -85,8 +85,8 @@ def librdkafka(bootstrap: str, *, needs: str = "") -> Iterator[dict[str, Any]]:
         yield connection_settings(_cluster(bootstrap)) | {"logger": silent}
     except TimeoutError:
         fail(
-            f"{bootstrap} did not complete the request within {REQUEST_SECONDS:g} s. Its log and "
-            "/readyz name what it does not serve, such as a damaged partition of __consumer_offsets"
+            f"{bootstrap} did not complete the request within {REQUEST_SECONDS:g} s. Its log names "
+            "what it does not serve, such as a damaged partition of __consumer_offsets"
         )
     except KafkaException as error:
         _fail_with(error.args[0], needs)
