@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import PurePath
 from typing import Final
 
 import structlog
@@ -83,11 +84,13 @@ from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
+from storage.format.filenames import parse_partition_dir
 from storage.kernels import warm_up
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
+from storage.segments.segment import IndexNotReadyError, Segment
 
 logger = structlog.get_logger("broker.app")
 
@@ -339,6 +342,7 @@ class Broker:
             rates=self.quotas.connections,
             new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
             env=env,
+            note_cut_file=self._note_cut_file,
         )
         self.http = self._build_http(token)
         self.spark = SparkRunner(
@@ -698,6 +702,14 @@ class Broker:
 
     def _trusted_wall_ms(self) -> int | None:
         return self.log_maintenance.trusted_wall_ms()
+
+    def _note_cut_file(self, path: str) -> None:
+        """Look for damage in a segment whose file was cut, so that readers get what is left."""
+        name = parse_partition_dir(PurePath(path).parent.name)
+        partition = None if name is None else self.topics.partition(name)
+        for segment in () if partition is None else partition.log.segments:
+            if segment.path == path:
+                self._services.index_loads.begin(IndexNotReadyError(segment, Segment.note_cut))
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.coordinators.reload_after_repair(partition)

@@ -37,7 +37,7 @@ from broker.network.buffer_budget import BufferBudget
 from broker.network.framing import INITIAL_BYTES, FrameReader
 from broker.network.request_context import RequestContext
 from broker.network.response_memory import ResponseMemory
-from broker.network.socket_writer import Part, SocketWriter
+from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError
 from broker.network.tls_channel import RECEIVE_BYTES, UNAUTHENTICATED_BYTES, TlsChannel, TlsWriter
 from config.settings import ListenerSettings
 from protocol.api import ApiKey
@@ -124,6 +124,10 @@ class ConnectionOwner(Protocol):
 
     def tls_failed(self) -> None:
         """Count a connection that is closed because of an error of TLS."""
+        ...
+
+    def note_cut_file(self, path: str) -> None:
+        """Note that a log file is shorter than what is known of it."""
         ...
 
 
@@ -591,6 +595,8 @@ class Connection(asyncio.BufferedProtocol):
     def _write_failed(self, error: OSError) -> None:
         if isinstance(error, ssl.SSLError):
             self._owner.tls_failed()
+        if isinstance(error, TruncatedFileError):
+            self._owner.note_cut_file(error.path)
         if not isinstance(error, BrokenPipeError | ConnectionResetError):
             self.close(f"write failed: {error.strerror or error}")
         elif self._open:

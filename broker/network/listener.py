@@ -26,6 +26,7 @@ from broker.event_loop.loop_turns import ConnectionTurns, Turns
 from broker.network.acceptor import Acceptor
 from broker.network.buffer_budget import BufferBudget
 from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
+from broker.network.socket_writer import ignore
 from broker.quotas.connection_rates import ConnectionRates
 from broker.security.tls import ServerTls
 from config.settings import LimitSettings, ListenerSettings
@@ -114,6 +115,7 @@ class Listener:
     tls: ServerTls | None = None  # of new connections; a reload replaces it
     new_gate: Callable[[], AuthenticationGate] | None = None  # of a connection with SASL
     env: Env | None = None  # counts file descriptors
+    note_cut_file: Callable[[str], None] = ignore  # see ConnectionOwner
     rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
     budget: BufferBudget = field(init=False)
     response_budget: BufferBudget = field(init=False)

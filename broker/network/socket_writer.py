@@ -13,6 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from storage.env import File
 from storage.segments.fetch_slice import FetchSlice
 
 Part = bytes | bytearray | memoryview | FetchSlice
@@ -32,6 +33,10 @@ UNSENT_BYTES_MAX = 64 << 10
 
 class TruncatedFileError(OSError):
     """A file ended before the end of the range to send."""
+
+    def __init__(self, file: File, position: int) -> None:
+        super().__init__(f"{file.path} ends at {position}")
+        self.path = file.path
 
 
 class SocketWriter:
@@ -155,7 +160,7 @@ class SocketWriter:
         count = min(part.length, MAX_SENDFILE_BYTES)
         sent = os.sendfile(self._socket.fileno(), part.file.fileno(), part.position, count)
         if sent == 0:
-            raise TruncatedFileError(f"{part.file.path} ends at {part.position}")
+            raise TruncatedFileError(part.file, part.position)
         self.bytes_sent += sent
         if sent == part.length:
             self._parts.popleft()

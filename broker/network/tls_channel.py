@@ -207,7 +207,8 @@ class TlsWriter:
             count = min(head.length, PIECE_BYTES)
             piece = head._replace(length=count).read()
             if len(piece) < count:
-                raise TruncatedFileError(f"the file ends at {head.position + len(piece)}")
+                assert head.file is not None
+                raise TruncatedFileError(head.file, head.position + len(piece))
             if count < head.length:
                 rest = head._replace(position=head.position + count, length=head.length - count)
                 self._parts.appendleft(rest)

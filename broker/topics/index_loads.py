@@ -38,7 +38,7 @@ class IndexLoads:
 
         Afterwards read again.
         """
-        loads = [self._begin(error) for error in needed]
+        loads = [self.begin(error) for error in needed]
         results: list[bool] = []
         for load in loads:
             results.append(await run_to_end(load))  # noqa: PERF401 - mypy infers Future[object]
@@ -56,7 +56,8 @@ class IndexLoads:
             except IndexNotReadyError as error:
                 loads = loads + 1 if await self.load([error]) else LOADS_MAX
 
-    def _begin(self, error: IndexNotReadyError) -> asyncio.Task[bool]:
+    def begin(self, error: IndexNotReadyError) -> asyncio.Task[bool]:
+        """Begin a load unless it runs already; the result is that of `load`."""
         key = error.segment, error.position
         task = self._running.get(key)
         if task is None:

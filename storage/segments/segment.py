@@ -492,6 +492,26 @@ class Segment:
         self._set_damages(search.damages)
         return damage
 
+    def note_cut(self) -> None:
+        """Add the damage at the end of the log file if the file is shorter than the segment."""
+        file_end = self.file.size()
+        if file_end >= self.size_bytes:
+            return
+        is_loaded = self._indexes.is_loaded
+        position = self._indexes.offsets.last_position_within(file_end) if is_loaded else 0
+        while position < self.size_bytes:
+            try:
+                for batch in scan(self.file, position, self.size_bytes, whole=False):
+                    if batch.end_position > file_end:
+                        self.note_damage(batch.position, f"the file ends at {file_end}")
+                        return
+            except CorruptBatchError as error:
+                known = (damage for damage in self.damages if damage.holds(error.position))
+                damage = next(known, None) or self.note_damage(error.position, error.reason)
+                position = max(error.position + 1, damage.end_position)
+            else:
+                return
+
     def note_finding(self, position: int, reason: str, end_offset: int) -> DamagedSegment:
         """Record a batch at `position` that could not be used.
 
