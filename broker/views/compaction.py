@@ -488,6 +488,7 @@ class ViewCompactor:
             deleted=compaction.deleted,
             log_compacted=config.compacts
             or (previous is not None and previous.manifest.log_compacted),
+            leader_epoch=log.reader.epoch_of(compaction.section.horizon - 1),
         )
 
     async def _run(self, compaction: _ViewCompaction, call: Callable[[], _Result]) -> _Result:

@@ -384,7 +384,9 @@ class Views:
     def load(self, base: Partition) -> Ledger | None:
         """Return the ledger on disk, checked with its log. Raises InvalidViewError, OSError.
 
-        Another broker, such as Kafka, may have removed a tombstone above the horizon that the
+        If the log was cut below the horizon, later records have other contents than the ledger:
+        their leader epoch is newer, because each start after a kill, and each truncation, begins
+        one. Another broker, such as Kafka, may have removed a tombstone above the horizon that the
         ledger has not applied. Then return None if the log has all records of the ledger, so that
         the view is built from the log again.
         """
@@ -397,6 +399,12 @@ class Views:
             )
         if ledger is None:
             return None
+        epoch = ledger.manifest.leader_epoch
+        if 0 <= epoch < log.reader.epoch_of(ledger.horizon - 1):
+            raise InvalidViewError(
+                log.directory,
+                f"the log was cut below its horizon, {ledger.horizon}, and has other records there",
+            )
         end = min(self._cleaned_elsewhere_end(log), log.log_end_offset)
         if end <= ledger.horizon:
             return ledger

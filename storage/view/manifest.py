@@ -65,6 +65,7 @@ class ViewManifest:
     deleted: DeletedKeys | None = None  # with a strategy other than `offset`
     # The cleaner may have removed records of the log since the view was made from it alone.
     log_compacted: bool = False
+    leader_epoch: int = -1  # of the log's last offset below the horizon; -1: unknown
 
     @property
     def size_bytes(self) -> int:
@@ -91,6 +92,7 @@ def encode_manifest(manifest: ViewManifest) -> bytes:
         "first_offset": manifest.first_offset,
         "deleted": manifest.deleted and [manifest.deleted.size_bytes, manifest.deleted.crc],
         "log_compacted": manifest.log_compacted,
+        "leader_epoch": manifest.leader_epoch,
     }
     return sealed_json.seal(MANIFEST_MAGIC, MANIFEST_VERSION, payload)
 
@@ -133,4 +135,5 @@ def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
         first_offset=int(payload.get("first_offset", 0)),
         deleted=deleted,
         log_compacted=bool(payload.get("log_compacted", False)),
+        leader_epoch=int(payload.get("leader_epoch", -1)),
     )

@@ -34,8 +34,10 @@ from protocol.messages import (
     DeleteTopicsRequest,
     DeleteTopicsRequestTopic,
 )
+from storage.env import write_file_atomically
 from storage.errors import InvalidViewError
-from storage.format.batch import Record, build_batch
+from storage.format.batch import Record, build_batch, walk_headers
+from storage.format.filenames import CLEAN_SHUTDOWN, LOG, RECOVERY_POINT_CHECKPOINT, file_name
 from storage.view.ledger import view_path
 from storage.view.view_log import ViewCursor
 from tests.support.broker.broker_in_memory import client_of, kafka_request
@@ -543,6 +545,36 @@ async def test_a_view_that_cannot_be_believed_is_not_served_and_made_anew_on_dem
             await broker.view_scheduler.compact(WHERE)
         await broker.view_scheduler.compact(WHERE, from_scratch=True)
         assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_view_is_refused_if_its_log_was_cut_below_the_horizon() -> None:
+    """Until it is built again, also after clients have written other records below the horizon."""
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+        await broker.view_scheduler.compact(WHERE)
+    log = f"/disk1/{WHERE}/{file_name(0, LOG)}"
+    data = env.read_file(log)
+    first = next(header for _, header in walk_headers(data))
+    env.unlink(log)  # the ledger is a link to this file
+    write_file_atomically(env, log, data[: first.size_bytes])
+    env.unlink(f"/disk1/{WHERE}/{file_name(3, LOG)}")
+    for name in (CLEAN_SHUTDOWN, RECOVERY_POINT_CHECKPOINT):
+        env.unlink(f"/disk1/{name}")
+    async with broker_with_view(env) as broker:
+        assert "beyond the log's end" in broker.view_scheduler.status()[0].error
+        await produce(broker, (b"a", None), (b"d", b"2"), (b"e", b"2"))
+    for _ in range(2):
+        async with broker_with_view(env) as broker:
+            status = broker.view_scheduler.status()[0]
+            assert (status.is_usable, status.state) == (False, "unusable")
+            assert "has other records there" in status.error
+    async with broker_with_view(env) as broker:
+        await broker.view_scheduler.compact(WHERE, from_scratch=True)
+        expected = [(2, b"d", b"2"), (3, b"e", b"2")]
+        assert await read_all(broker) == expected
+    async with broker_with_view(env) as broker:
+        assert await read_all(broker) == expected
 
 
 async def test_a_compaction_is_given_up_on_demand_and_when_the_topic_goes() -> None:
