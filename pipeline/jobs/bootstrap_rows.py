@@ -2,7 +2,7 @@
 
 Rules
 - One binary or string column is used as it is. Several columns, or any other type, become JSON with
-  explicit nulls, in the given order.
+  explicit nulls and times in microseconds, in the given order.
 - A null value is a tombstone. JSON of columns that are all null is still a value.
 - An unsupported type is an error before anything is written.
 """
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 HEADERS: Final = "array<struct<key:string,value:binary>>"
 RAW: Final = ("binary", "string")
+MICROSECONDS: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+# Otherwise Spark omits nulls, and writes milliseconds.
+JSON_OPTIONS: Final = {
+    "ignoreNullFields": "false",
+    "timestampFormat": f"{MICROSECONDS}X",
+    "timestampNTZFormat": MICROSECONDS,
+}
 WHOLE: Final = ("bigint", "int", "smallint", "tinyint")
 
 
@@ -87,8 +94,7 @@ def _bytes(
         )
     if form == "raw" or (form == "auto" and is_raw):
         return f.col(_quoted(names[0])).cast("binary")
-    text = f.to_json(f.struct(*(f.col(_quoted(name)) for name in names)),
-                     {"ignoreNullFields": "false"})  # fmt: skip
+    text = f.to_json(f.struct(*(f.col(_quoted(name)) for name in names)), JSON_OPTIONS)
     return text.cast("binary")
 
 

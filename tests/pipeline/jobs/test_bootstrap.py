@@ -378,6 +378,16 @@ def test_shaping_takes_odd_names(spark: "SparkSession") -> None:
     assert (row.key, row.value) == (b"k", b"v")
 
 
+def test_json_of_columns_has_the_microseconds_of_times(spark: "SparkSession") -> None:
+    table = spark.sql(
+        "select timestamp'1969-12-31 23:59:59.999999Z' t,"
+        " timestamp_ntz'2026-05-01 00:00:00.000001' n"
+    )
+    (row,) = shaped(table, RowMapping(keys=("t",), values=("n",), value_as="json")).collect()
+    assert bytes(row.key) == b'{"t":"1969-12-31T23:59:59.999999Z"}'
+    assert bytes(row.value) == b'{"n":"2026-05-01T00:00:00.000001"}'
+
+
 # The command line ---------------------------------------------------------------------------
 
 
