@@ -30,7 +30,7 @@ from pipeline.client.wire_errors import (
     UnknownTopicError,
     UnreachableBrokerError,
 )
-from pipeline.engines.spark_session import first_line
+from pipeline.engines.spark_session import first_line, spark_reason
 from pipeline.errors import JobError
 from protocol.client.connection import NotKafkaError, WireError
 from protocol.client.librdkafka import connection_settings
@@ -121,14 +121,14 @@ def as_job_errors() -> Iterator[None]:
 
 
 def _error_text(error: BaseException) -> tuple[str, str]:
-    """Return type and message of a task's exception, or "" and Spark's first line."""
+    """Return type and message of a task's exception, or "" and Spark's reason."""
     text = getattr(error, "java_exception", None)
     lines = str(error if text is None else text.toString()).splitlines()
     for line in reversed(lines):
         match = _RAISED.match(line.strip())
         if match is not None and not match[1].endswith("PythonException"):
             return match[1], match[2][:500]
-    return "", first_line(error)
+    return "", spark_reason(error)
 
 
 def partitions_of(cluster: Cluster, topic: str) -> list[int]:

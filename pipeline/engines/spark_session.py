@@ -54,6 +54,9 @@ _GIVEN_UP: Final = (
     "the cluster ended the application because its executors did not start; see their logs"
 )
 
+# Spark's messages that say where, but not why.
+_NAMES_NO_CAUSE: Final = ("[FAILED_READ_FILE.NO_HINT]", "[CANNOT_MERGE_SCHEMAS]")
+
 # The job reports failed tasks with their reason; Spark would log stack traces.
 _LOG4J: Final = """\
 rootLogger.level = ${sys:varve.log:-error}
@@ -392,6 +395,19 @@ def first_line(error: BaseException) -> str:
         if message_lines
         else type(error).__name__
     )
+
+
+def spark_reason(error: BaseException) -> str:
+    """Return the first meaningful line of an error, with its root cause if it names none."""
+    reason = first_line(error)
+    # Py4J's own error has the exception of the JVM here, and pyspark's translation of one there.
+    thrown = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if thrown is None or not reason.startswith(_NAMES_NO_CAUSE):
+        return reason
+    while (cause := thrown.getCause()) is not None:
+        thrown = cause
+    root = re.sub(r"^[\w.$]+: ", "", " ".join(thrown.toString().split()))
+    return f"{reason.rstrip('.:')}: {root}"[:1000]
 
 
 def stop_session(spark: "SparkSession", *, timeout_seconds: float = 60.0) -> None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from config.extras import install_command
-from pipeline.engines.spark_session import first_line
+from pipeline.engines.spark_session import first_line, spark_reason
 from pipeline.errors import JobError
 from pipeline.tables.delta import delta_reason
 from pipeline.tables.target import NOTES
+from pipeline.tables.text_reading import read_csv, read_json_lines
 from pipeline.tables.upsert import read_versions
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ FORMATS: Final = ("parquet", "delta", "iceberg", "csv", "json")
 
 def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFrame":
     """Read the table at `path`. Raises JobError."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     if "://" not in path and not os.path.exists(path):
@@ -37,13 +39,13 @@ def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFram
             case "iceberg":
                 return _iceberg(spark, path)
             case "csv":
-                return spark.read.csv(path, header=True, mode="FAILFAST")
+                return read_csv(spark, path)
             case "json":
-                return spark.read.json(path, mode="FAILFAST")
+                return read_json_lines(spark, path)
             case _:
-                return spark.read.parquet(path)
-    except PySparkException as error:
-        raise JobError(f"{path} cannot be read as {table_format}: {first_line(error)}") from error
+                return _parquet(spark, path)
+    except (PySparkException, Py4JError) as error:
+        raise JobError(f"{path} cannot be read as {table_format}: {spark_reason(error)}") from error
 
 
 def read_reach(
@@ -82,6 +84,11 @@ def _notes(path: str, table_format: str) -> str:
     return (summary and summary.get("varve")) or "{}"
 
 
+def _parquet(spark: "SparkSession", *paths: str) -> "DataFrame":
+    """Read Parquet files with the columns of all of them, not only of the first."""
+    return spark.read.parquet(*paths, mergeSchema=True)
+
+
 def _delta(spark: "SparkSession", path: str) -> "DataFrame":
     try:
         from deltalake import DeltaTable
@@ -100,9 +107,12 @@ def _delta(spark: "SparkSession", path: str) -> "DataFrame":
     if features or mapped:
         named = ", ".join(sorted(features)) or "column mapping"
         raise JobError(f"{path} uses unsupported table features: {named}")
+    schema = _schema(table.schema().to_arrow())
     if not files:
-        return spark.createDataFrame([], _schema(table.schema().to_arrow()))
-    return spark.read.option("basePath", _plain(path)).parquet(*map(_plain, files))
+        return spark.createDataFrame([], schema)
+    # A file has only the columns that the table had when the file was written.
+    reader = spark.read.schema(schema).option("basePath", _plain(path))
+    return reader.parquet(*map(_plain, files))
 
 
 def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
@@ -121,7 +131,7 @@ def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
         raise JobError(f"{path} has delete files, which are not supported")
     if not tasks:
         return spark.createDataFrame([], _schema(schema_to_pyarrow(table.schema())))
-    return _only(table, spark.read.parquet(*[_plain(task.file.file_path) for task in tasks]))
+    return _only(table, _parquet(spark, *[_plain(task.file.file_path) for task in tasks]))
 
 
 def _only(table: Any, rows: "DataFrame") -> "DataFrame":

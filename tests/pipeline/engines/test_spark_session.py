@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pyspark
@@ -23,6 +24,7 @@ from pipeline.engines.spark_session import (
     check_master,
     first_line,
     is_news,
+    spark_reason,
 )
 from tests.support.draws import cases, only_in_ci
 
@@ -144,6 +146,23 @@ def test_a_stack_becomes_its_first_line() -> None:
     )
     assert first_line(error) == "no disk"
     assert first_line(RuntimeError()) == "RuntimeError"
+
+
+def test_a_file_that_cannot_be_read_is_reported_with_its_root_cause() -> None:
+    def thrown(text: str, cause: object = None) -> SimpleNamespace:
+        return SimpleNamespace(toString=lambda: text, getCause=lambda: cause)
+
+    root = thrown("org.apache.spark.SparkRuntimeException: Malformed record:\n 5")
+    stack = thrown("a.B: c", thrown("a.C: d", root))
+    for name in ("java_exception", "_origin"):
+        error = RuntimeError("[FAILED_READ_FILE.NO_HINT] Error in file:/a.csv.")
+        setattr(error, name, stack)
+        assert spark_reason(error) == (
+            "[FAILED_READ_FILE.NO_HINT] Error in file:/a.csv: Malformed record: 5"
+        )
+        error = RuntimeError("no disk")
+        setattr(error, name, stack)
+        assert spark_reason(error) == "no disk"
 
 
 @pytest.mark.spark

@@ -1,13 +1,47 @@
-"""Reading tables that jobs wrote: the offsets in their metadata."""
+"""Reading tables: their columns, and the offsets in the metadata that jobs wrote."""
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from pipeline.errors import JobError
-from pipeline.tables.table_reading import read_reach
+from pipeline.tables.table_reading import read_reach, read_table
 from pipeline.tables.target import NOTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLD, NEW = pa.table({"k": ["a"], "v": ["1"]}), pa.table({"k": ["b"], "w": [2]})
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_a_table_has_the_columns_of_all_its_files(
+    spark: "SparkSession", tmp_path: Path, table_format: str
+) -> None:
+    if table_format == "delta":
+        for rows in (OLD, NEW):
+            write_deltalake(tmp_path, rows, mode="append", schema_mode="merge")
+    else:
+        pq.write_table(OLD, tmp_path / "a.parquet")
+        pq.write_table(NEW, tmp_path / "b.parquet")
+    result = read_table(spark, str(tmp_path), table_format).select("k", "v", "w").orderBy("k")
+    assert [tuple(row) for row in result.collect()] == [("a", "1", None), ("b", None, 2)]
+
+
+@pytest.mark.spark
+def test_files_with_one_column_of_two_types_are_refused(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    pq.write_table(OLD, tmp_path / "a.parquet")
+    pq.write_table(pa.table({"k": ["b"], "v": [2]}), tmp_path / "b.parquet")
+    with pytest.raises(JobError, match="Failed to merge incompatible data types"):
+        read_table(spark, str(tmp_path), "parquet")
 
 
 def test_the_offsets_of_a_table_are_those_of_its_own_topic(tmp_path: Path) -> None:
