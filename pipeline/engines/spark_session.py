@@ -55,7 +55,11 @@ _GIVEN_UP: Final = (
 )
 
 # Spark's messages that say where, but not why.
-_NAMES_NO_CAUSE: Final = ("[FAILED_READ_FILE.NO_HINT]", "[CANNOT_MERGE_SCHEMAS]")
+_NAMES_NO_CAUSE: Final = (
+    "[FAILED_READ_FILE.NO_HINT]",
+    "[CANNOT_MERGE_SCHEMAS]",
+    "[TASK_WRITE_FAILED]",
+)
 
 # The job reports failed tasks with their reason; Spark would log stack traces.
 _LOG4J: Final = """\

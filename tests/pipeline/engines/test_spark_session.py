@@ -148,7 +148,7 @@ def test_a_stack_becomes_its_first_line() -> None:
     assert first_line(RuntimeError()) == "RuntimeError"
 
 
-def test_a_file_that_cannot_be_read_is_reported_with_its_root_cause() -> None:
+def test_a_file_that_cannot_be_read_or_written_is_reported_with_its_root_cause() -> None:
     def thrown(text: str, cause: object = None) -> SimpleNamespace:
         return SimpleNamespace(toString=lambda: text, getCause=lambda: cause)
 
@@ -160,6 +160,9 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_root_cause() -> None:
         assert spark_reason(error) == (
             "[FAILED_READ_FILE.NO_HINT] Error in file:/a.csv: Malformed record: 5"
         )
+        error = RuntimeError("[TASK_WRITE_FAILED] Task failed.")
+        setattr(error, name, thrown("a.B: c", thrown("java.io.IOException: No space left")))
+        assert spark_reason(error) == "[TASK_WRITE_FAILED] Task failed: No space left"
         error = RuntimeError("no disk")
         setattr(error, name, stack)
         assert spark_reason(error) == "no disk"
