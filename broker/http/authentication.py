@@ -49,8 +49,11 @@ class Sender:
 
 # The sender that has the token of the settings. No user has a principal of this kind.
 TOKEN_SENDER: Final = Sender(Principal("http", "Token"), is_unlimited=True)
-# The sender of a transfer, which has the token of a lease.
-LEASE_SENDER: Final = Sender(Principal("lease", "Token"), is_unlimited=True)
+
+
+def lease_sender(compaction_id: str) -> Sender:
+    """Return the sender of a transfer, which has the token of a lease."""
+    return Sender(Principal(compaction_id, "Lease"))
 
 
 class HttpAuthentication:

@@ -11,12 +11,14 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
+from broker.http import server
 from broker.leases import file_transfer, lease_folder
 from cleaner import remote_compaction
 from cleaner.remote_compaction import LeasePlan, OutputManifest, encode_manifest, parse_plan
 from storage.format import filenames
 from tests.support.broker.http_client import exchange
 from tests.support.broker.leases import FOLDER, RECORDS, carried_out, fill, leasing_broker, staged
+from tests.support.cleaner.scheduler.cleaner_fakes import until
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
 
@@ -424,6 +426,32 @@ async def test_there_is_a_bound_to_what_comes(
         assert (await raw(broker, "PUT", f"{path}3", small, **upload_headers(small, plan)))[
             0
         ] == 507
+
+
+async def test_slow_uploads_of_one_lease_do_not_keep_others_out(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 4)
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        connections = broker.http.server._connections
+        address, writers = broker.http.address, []
+        for number in range(4):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            head = (
+                f"PUT {files(plan)}/outputs/scratch-1/rows{number} HTTP/1.1\r\nHost: localhost\r\n"
+            )
+            headers = {"Content-Length": "2000", **upload_headers(b"x", plan)}
+            head += "".join(
+                f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()
+            )
+            writer.write(f"{head}\r\nx".encode())
+            writers.append(writer)
+        await until(lambda: sum(map(connections.is_authorized, connections._requests)) == 4)
+        assert (await raw(broker, "GET", "/metrics"))[0] == 200
+        for writer in writers:
+            writer.close()
 
 
 async def test_a_manifest_whose_response_was_lost_may_be_sent_again(env: MemoryEnv) -> None:

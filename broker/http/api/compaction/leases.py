@@ -24,7 +24,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.authentication import LEASE_SENDER
+from broker.http.authentication import lease_sender
 from broker.http.connections import mark_authorized
 from broker.http.server import BODY_SECONDS
 from broker.leases.file_transfer import FileRange, Transfers, Upload
@@ -130,7 +130,7 @@ class LeasesApi:
         part = self._leases.table.authorize(
             match["compaction_id"], parse_integer(match["partition"], "partition"), token
         )
-        mark_authorized(request, LEASE_SENDER)
+        mark_authorized(request, lease_sender(match["compaction_id"]))
         return part
 
     async def _get_input(self, request: web.Request) -> web.Response:
