@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position
@@ -161,10 +162,12 @@ class RecordsApi:
             timestamp,
             bytes_value(body, "key"),
             bytes_value(body, "value"),
-            tuple(_headers(body)),
+            tuple([header async for header in Turns().over(_headers(body))]),
         )
         name, key = parse_partition(request), ApiKey.PRODUCE
+        await yield_to_loop()  # a record may have thousands of headers
         data = m.ProduceRequestPartition(index=name.partition, records=bytes(build_batch([record])))
+        await yield_to_loop()
         client = KafkaClient(self._handlers, request)
         answer = await client.call(
             key,

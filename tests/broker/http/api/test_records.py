@@ -1,9 +1,11 @@
 """Records over HTTP: pages, key search, hostile contents, damage, permissions, producing."""
 
+import asyncio
 import json
 import tracemalloc
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,10 +14,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.event_loop.loop_turns import Turns, yield_to_loop
+from broker.http.api.kafka import records
 from broker.inspection import record_reader, record_scan
 from broker.topics.partition import Partition
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
+from tests.support.broker.http_client import basic, call_api
 from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule, send
 
 RECORDS = "/api/v1/topics/orders/partitions/0/records"
@@ -291,6 +296,50 @@ async def test_a_record_is_produced_by_who_may_write(broker: Broker) -> None:
         status, answer = await send(broker, "POST", path, user, json.dumps(sent))
         assert status == expected, (sent, answer)
     assert orders(broker).log.log_end_offset == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-be"])
+async def test_half_a_character_is_refused_in_every_encoding_of_json(
+    broker: Broker, encoding: str
+) -> None:
+    for body in ('{"value": "\\udc00"}', '{"value": "\udc00"}'):
+        data = body.encode(encoding, "surrogatepass")
+        status, answer = await ask_api(broker, data)
+        assert (status, "half of a surrogate pair" in answer["detail"]) == (400, True), answer
+    status, _ = await ask_api(broker, '{"value": "\\ud83d\\ude00"}'.encode(encoding))
+    assert status == 201
+
+
+async def ask_api(broker: Broker, body: bytes) -> tuple[int, Any]:
+    return await call_api(broker, "POST", RECORDS, body, Authorization=basic("owner"))
+
+
+async def test_after_each_header_of_a_record_others_may_have_the_loop(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "Turns", partial(Turns, 0.0))
+    headers = [{"name": "h", "value": "x"}] * 500
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await yield_to_loop()
+
+    bytes_value = records.bytes_value
+    at_header: list[int] = []
+
+    def noted(values: Any, name: str) -> bytes | None:
+        at_header.append(turns)
+        return bytes_value(values, name)
+
+    monkeypatch.setattr(records, "bytes_value", noted)
+    counting = asyncio.ensure_future(count_turns())
+    status, _ = await send(broker, "POST", RECORDS, json=json.dumps({"headers": headers}))
+    counting.cancel()
+    assert status == 201
+    assert len(set(at_header)) >= len(headers)
 
 
 async def test_a_compacted_topic_takes_no_record_without_a_key(broker: Broker) -> None:
