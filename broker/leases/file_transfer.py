@@ -27,6 +27,7 @@ from cleaner.remote_compaction import (
     is_folder,
     is_scratch_folder,
     manifest_bytes_max,
+    manifest_parts_max,
 )
 from storage.env import Env, File
 from storage.errors import NoRoomError, StorageError, is_scarcity
@@ -259,6 +260,9 @@ class Transfers:
         most_bytes = manifest_bytes_max(part.job)
         if len(data) > most_bytes:
             raise LeaseError(413, f"its manifest has up to {most_bytes} bytes")
+        most_parts = manifest_parts_max(part.job)
+        if data.count(b"[") + data.count(b"{") > most_parts:
+            raise LeaseError(413, f"its manifest has up to {most_parts} lists and objects")
         try:
             await asyncio.to_thread(decode_manifest, data)
         except MalformedPlanError as error:

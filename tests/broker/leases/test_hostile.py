@@ -27,6 +27,8 @@ from cleaner.remote_compaction import (
     AdoptOutcome,
     LeasePlan,
     Purpose,
+    encode_manifest,
+    manifest_parts_max,
 )
 from storage.env import File
 from storage.format.sealed_json import seal_body
@@ -286,6 +288,23 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
         result = await adopted(broker, plan)
         assert result.outcome is AdoptOutcome.INVALID
         assert "is larger than" in result.reason
+
+
+async def test_a_manifest_of_more_parts_than_its_job_needs_is_not_parsed(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = []
+    monkeypatch.setattr(file_transfer, "decode_manifest", parsed.append)
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
+        transfers = Transfers(env, broker.directory_threads, broker.leases)
+        with pytest.raises(LeaseError, match="lists and objects") as refused:
+            await transfers.receive_manifest(part, bomb(1 << 20))
+        assert (refused.value.status, parsed) == (413, [])
+        made = carried_out(env, plan).manifest
+        assert encode_manifest(made).count(b"[") < manifest_parts_max(part.job) // 100
 
 
 async def test_who_made_it_is_told_in_plain_characters(env: MemoryEnv) -> None:
