@@ -300,8 +300,9 @@ async def describe_topic_partitions(
     """Describe topics page by page (KIP-966), in the order of names, from the cursor on."""
     services = context.services
     turns = Turns()
-    names = list({topic.name: None async for topic in turns.over(body.topics)})
-    if not names:
+    requested = {topic.name: None async for topic in turns.over(body.topics)}
+    names = list(requested)
+    if not requested:
         topics = (*services.topics, *services.views)
         names = [
             topic.name
@@ -310,6 +311,9 @@ async def describe_topic_partitions(
         ]
     cursor = body.cursor
     if cursor is not None:
+        is_outside = bool(requested) and cursor.topic_name not in requested
+        if cursor.partition_index < 0 or is_outside:
+            return await _refuse_cursor(requested, turns)
         names = [name async for name in turns.over(names) if name >= cursor.topic_name]
     names = await _heap_of(names, turns)  # only the first page of topics is needed
     remaining = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
@@ -353,6 +357,14 @@ async def describe_topic_partitions(
                     topic_name=names[0], partition_index=0
                 )
             break
+    return response
+
+
+async def _refuse_cursor(requested: Iterable[str], turns: Turns) -> DescribeTopicPartitionsResponse:
+    """Return the response to an invalid cursor: the error for each requested topic, as Kafka."""
+    response = DescribeTopicPartitionsResponse(next_cursor=None)
+    async for name in turns.over(requested):
+        response.topics.append(_undescribed_topic(name, ErrorCode.INVALID_REQUEST))
     return response
 
 

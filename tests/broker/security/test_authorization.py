@@ -86,6 +86,28 @@ async def test_a_cursor_at_a_topic_that_is_not_described_skips_no_partition_of_t
     assert [row.partition_index for row in answer.topics[1].partitions] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("requested", "cursor"),
+    [(("orders",), ("orders", -1)), (("orders", "secret"), ("deleted", 0)), ((), ("orders", -5))],
+)
+async def test_a_cursor_that_no_response_has_named_is_refused(
+    broker: Broker, requested: tuple[str, ...], cursor: tuple[str, int]
+) -> None:
+    """As in Kafka: each requested topic gets the error."""
+    ann = PrincipalClient(broker, "ann")
+    await allow(broker, Operation.DESCRIBE, "orders")
+    name, index = cursor
+    body = m.DescribeTopicPartitionsRequest(
+        topics=[m.DescribeTopicPartitionsRequestTopic(name=topic) for topic in requested],
+        response_partition_limit=10,
+        cursor=m.DescribeTopicPartitionsRequestCursor(topic_name=name, partition_index=index),
+    )
+    answer = await newest(ann, ApiKey.DESCRIBE_TOPIC_PARTITIONS, body)
+    assert [(t.name, t.error_code) for t in answer.topics] == [
+        (topic, ErrorCode.INVALID_REQUEST) for topic in requested
+    ]
+
+
 async def test_a_topic_is_created_on_first_use_by_those_who_may_create_it(broker: Broker) -> None:
     ann = PrincipalClient(broker, "ann")
     body = m.MetadataRequest(topics=[m.MetadataRequestTopic(name="new")])

@@ -36,6 +36,8 @@ def parse_position(text: str, name: str) -> Position:
     if _OFFSET.fullmatch(text):
         return Position(offset=int(text))
     try:
+        if text.isdecimal():
+            raise ValueError  # beyond every offset; `fromisoformat` would take it for a time
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
