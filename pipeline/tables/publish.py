@@ -2,19 +2,17 @@
 
 Rules
 - Spark writes Parquet into a hidden directory next to the table, so no reader sees a partial table.
-  A failed job removes its directory, or the next job with this target does.
+  A failed job removes its directory, or the next job with this target does
+  (pipeline/tables/staging.py).
 - Only a table that existed when the job began is replaced, and only with `overwrite`. Delta and
   Iceberg replace it in a commit and keep their history. A Parquet directory is swapped by two
   renames; between them the table is missing for a moment. If the job is killed there, the next job
-  with this target puts the old table back (`target`).
+  with this target puts the old table back.
 - This process and the executors share the target directory. The row count is read from the files.
 """
 
 import errno
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.errors import JobError
 from pipeline.tables.delta import publish_delta
 from pipeline.tables.iceberg import publish_iceberg
-from pipeline.tables.target import NOTES, OLD, STAGING, Target, created_meanwhile, staging_folders
+from pipeline.tables.staging import OLD, check_intact, staging_folder
+from pipeline.tables.target import NOTES, Target, created_meanwhile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,10 +56,7 @@ def publish(
     is called after the data is written and before it is visible; if it raises, the target does not
     change. Raises JobError, OSError, PySparkException.
     """
-    with _beside(place.path) as staging:
-        data = staging / "data"
-        with _micros(frame):
-            frame.write.parquet(str(data))
+    with write_beside(frame, place.path) as data:
         files = sorted(data.glob("*.parquet"))
         rows = _count_rows(files)
         if not files:
@@ -77,7 +73,7 @@ def publish(
             publish_iceberg(data, place, notes)
         else:
             (data / NOTES).write_text(json.dumps(dict(notes), indent=2) + "\n")
-            swap_in(data, place, staging)
+            swap_in(data, place, data.parent)
     return PublishedTable(str(place.path), place.format, rows, len(files), size_bytes)
 
 
@@ -105,30 +101,22 @@ def swap_in(folder: Path, place: Target, staging: Path) -> None:
 
 @contextmanager
 def write_beside(frame: "DataFrame", path: Path) -> Iterator[Path]:
-    """Write the rows as Parquet to a directory next to a table, for the duration of a block."""
-    with _beside(path) as staging:
+    """Write the rows as Parquet to a directory next to a table, for the duration of a block.
+
+    Raises JobError, OSError, PySparkException.
+    """
+    with staging_folder(path) as staging:
+        data = staging / "data"
         with _micros(frame):
-            frame.write.parquet(str(staging / "data"))
-        yield staging / "data"
+            frame.write.parquet(str(data))
+        check_intact(staging)
+        yield data
 
 
 def _count_rows(files: list[Path]) -> int:
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(path).num_rows for path in files)
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Create a hidden directory next to a table; delete it at the end of the block."""
-    for folder in staging_folders(path):
-        shutil.rmtree(folder, ignore_errors=True)
-    staging = path.parent / f".{path.name}{STAGING}{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    staging.mkdir()
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextmanager

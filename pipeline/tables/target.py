@@ -8,12 +8,11 @@ from typing import Final, Literal
 from config import exit_codes
 from config.extras import install_command
 from pipeline.errors import JobError
+from pipeline.tables.staging import remove_abandoned
 
 Format = Literal["parquet", "delta", "iceberg"]
 FORMATS: Final[tuple[Format, ...]] = ("parquet", "delta", "iceberg")
 NOTES: Final = "_varve.json"  # metadata of a Parquet table; readers skip names with "_"
-STAGING: Final = ".varve-"  # in names of staging folders, between table and process
-OLD: Final = "old"  # in a staging folder: the table that is being replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ def target(out: str, table_format: Format, *, overwrite: bool) -> Target:
     path = Path(os.path.abspath(os.path.expanduser(out)))
     if not path.parent.is_dir():
         raise JobError(f"{path.parent} is not a directory", exit_codes.USAGE)
-    _put_back(path)
+    remove_abandoned(path)
     if table_format == "iceberg":
         _need_iceberg()
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -58,34 +57,6 @@ def created_meanwhile(path: Path) -> JobError:
         f"{path} was created while this job ran, perhaps by another run of it; it was not changed."
         " To replace it, run the job again with --overwrite"
     )
-
-
-def staging_folders(path: Path) -> list[Path]:
-    """Return the folders in which jobs that were killed prepared a table at `path`."""
-    prefix = f".{path.name}{STAGING}"
-    return [
-        folder
-        for folder in path.parent.iterdir()
-        if folder.name.startswith(prefix) and not _is_alive(folder.name.removeprefix(prefix))
-    ]
-
-
-def _is_alive(suffix: str) -> bool:
-    """Return whether the process that created a staging folder may still run on this machine."""
-    try:
-        os.kill(int(suffix.partition("-")[0]), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _put_back(path: Path) -> None:
-    """Restore a table that a job moved away and was killed before it put another in its place."""
-    for folder in staging_folders(path):
-        if (folder / OLD).is_dir() and not path.exists():
-            (folder / OLD).rename(path)
 
 
 def detect_format(path: Path) -> Format | None:
