@@ -6,8 +6,8 @@ Rules
 - Counts are exact. Damaged segments are counted up to the damage and reported.
 """
 
-import os
 import time
+import uuid
 from base64 import b64decode
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -242,7 +242,7 @@ def write_report(result: SurveyResult, path: Path) -> None:
 
 
 def _write_whole(path: Path, write: Any) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         write(beside)
         beside.replace(path)
