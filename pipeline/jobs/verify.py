@@ -291,7 +291,7 @@ class Verifier:
         return result
 
     def _is_uncleaned(self, partition: int, first_offset: int) -> bool:
-        """Return whether no clean has removed records above the log start, under any policy."""
+        """Return whether no clean has reached the records from an offset on, under any policy."""
         cleaned = fetch_cleaned_end_offset(self.client, self.topic, partition)
         return cleaned is not None and cleaned <= first_offset
 
@@ -350,6 +350,9 @@ class Verifier:
             keeps_keyless=keyless,
             compares=frozenset(_compared(present)),
             starts=bounds.first,
+            cleaned_beyond=frozenset(
+                n for n, end in ends.end.items() if not self._is_uncleaned(n, end)
+            ),
         )
         original = self._read(self.topic, bounds.first, ends.end)
         if "value" not in present:  # keeps which records are tombstones

@@ -574,6 +574,24 @@ def test_a_table_says_itself_how_far_it_goes(
     assert other.kinds == {"older_record_served": 1, "same": 29}
 
 
+def test_a_record_that_a_clean_removed_since_a_table_was_written_cannot_be_held_against_it(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1, cleanup_policy="compact")
+    write(broker, topic, [(0, b"k%d" % n, b"v", START_MS, None) for n in range(4)])
+    check, path = verifier(spark, broker, topic), str(tmp_path / "table")
+    check._read(topic, {0: 0}, {0: 4}).select("key", "value", "partition", "offset").write.parquet(
+        path
+    )
+    later: Rows = [(0, b"k1", b"new", START_MS, None), (0, b"k2", None, START_MS, None)]
+    write(broker, topic, later)
+    clean(broker, topic, 0)
+    result = check.table(path, "parquet", {0: 4}, keyless=False)
+    assert result.kinds == {"same": 2, "unverifiable": 2}
+    behind = check.table(path, "parquet", {0: 6}, keyless=False)
+    assert behind.kinds == {"same": 2, "older_record_served": 1, "deleted_key_served": 1}
+
+
 def test_nothing_to_compare_is_right_and_says_so(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
