@@ -8,6 +8,7 @@ from typing import Final
 from broker.http.api.requests import ApiError
 
 _OFFSET: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?|[0-9]{8}(T.*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ def parse_position(text: str, name: str) -> Position:
     if _OFFSET.fullmatch(text):
         return Position(offset=int(text))
     try:
-        if text.isdecimal():
-            raise ValueError  # beyond every offset; `fromisoformat` would take it for a time
+        if not _TIME.fullmatch(text):  # `fromisoformat` would take any 20 digits for a time
+            raise ValueError
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)

@@ -510,6 +510,7 @@ async def test_offsets_are_not_reset_without_permission_or_sense(broker: Broker)
         ("nobody", reset, 403),
         ("owner", '{"topic": "orders", "to": "soon"}', 400),
         ("owner", '{"topic": "orders", "to": "11111111111111111111"}', 400),
+        ("owner", '{"topic": "orders", "to": "11111111-1111111111"}', 400),
         ("owner", '{"topic": "orders"}', 400),
         ("owner", '{"topic": "orders", "to": 0, "partition": 9}', 404),
         ("owner", '{"topic": "orders", "to": 0, "partition": -1}', 400),
