@@ -12,7 +12,7 @@ Rules
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -144,6 +144,8 @@ class Eraser:
         with as_job_errors():
             self._reporter.note("searching for the keys")
             bounds = self._bounds()
+            if self._data is not None:
+                self._check_data(self._data, bounds.end)
             in_log, in_view = self._log(keys, bounds), self._view(keys)
             results = merge_key_records(in_log, in_view)
             self._count_found(receipt, in_log, in_view)
@@ -161,6 +163,11 @@ class Eraser:
                     ) from error
         receipt.finished_ms = now_ms()
         return receipt
+
+    def _check_data(self, data: str, partitions: Collection[int]) -> None:
+        """Check that some partition of the topic is in the data directory. Raises JobError."""
+        if not any(has_partition(data, self._topic, n) for n in partitions):
+            partition_folder(data, self._topic, min(partitions))
 
     def _count_found(
         self, receipt: Receipt, in_log: Sequence[KeyRecords], in_view: Sequence[KeyRecords]

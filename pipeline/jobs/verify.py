@@ -346,20 +346,29 @@ class Verifier:
                     "checked up to the last record of the table; --as-of-offsets sets other offsets"
                 )
         ends = _until(bounds, as_of)
-        rule = Rule(
-            keeps_keyless=keyless,
-            compares=frozenset(_compared(present)),
-            starts=bounds.first,
-            cleaned_beyond=frozenset(
-                n for n, end in ends.end.items() if not self._is_uncleaned(n, end)
-            ),
-        )
         original = self._read(self.topic, bounds.first, ends.end)
         if "value" not in present:  # keeps which records are tombstones
             original = original.withColumn("value", f.when(f.col("value").isNotNull(), f.lit(b"")))
         original = original.select(*dict.fromkeys((*present, "value")))
-        counts, examples = compare(original, served, rule, ends, self.examples)
-        return VerifyResult(self.topic, path, "table", counts, examples, notes)
+        for _ in range(TRIES):
+            rule = Rule(
+                keeps_keyless=keyless,
+                compares=frozenset(_compared(present)),
+                starts=bounds.first,
+                cleaned_beyond=self._cleaned_beyond(ends.end),
+            )
+            counts, examples = compare(original, served, rule, ends, self.examples)
+            if self._cleaned_beyond(ends.end) == rule.cleaned_beyond:
+                return VerifyResult(self.topic, path, "table", counts, examples, notes)
+        raise JobError(
+            f"{self.topic} was cleaned beyond the offsets of the table during each of {TRIES}"
+            " checks; try again",
+            exit_codes.STALE,
+        )
+
+    def _cleaned_beyond(self, ends: Bounds) -> Bounds:
+        """Return the ends of those partitions that a clean has passed."""
+        return {n: end for n, end in ends.items() if not self._is_uncleaned(n, end)}
 
     # A compacted topic alone ----------------------------------------------------------------
 

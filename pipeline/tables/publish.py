@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.errors import JobError
 from pipeline.tables.delta import publish_delta
 from pipeline.tables.iceberg import publish_iceberg
-from pipeline.tables.staging import OLD, check_intact, staging_folder
+from pipeline.tables.staging import DATA, OLD, check_intact, staging_folder
 from pipeline.tables.target import NOTES, Target, created_meanwhile
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def write_beside(frame: "DataFrame", path: Path) -> Iterator[Path]:
     Raises JobError, OSError, PySparkException.
     """
     with staging_folder(path) as staging:
-        data = staging / "data"
+        data = staging / DATA
         with _micros(frame):
             frame.write.parquet(str(data))
         check_intact(staging)

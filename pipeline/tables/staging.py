@@ -23,7 +23,9 @@ from typing import Final
 
 from pipeline.errors import JobError
 
-OLD: Final = "old"  # in a staging folder: the table that is being replaced
+# In a staging folder:
+DATA: Final = "data"  # the table until it is in its place
+OLD: Final = "old"  # the table that is being replaced
 _LOCK: Final = ".lock"
 _INTACT: Final = "intact"  # an empty file in a staging folder, until somebody removes the folder
 _ATTEMPTS_MAX: Final = 10  # one more is needed each time another job starts within microseconds
@@ -122,9 +124,13 @@ def _is_file_at(path: Path, fd: int) -> bool:
 
 
 def _remove(table: Path, lock_path: Path) -> None:
-    """Remove a folder and then its lock file; restore the table if it is only in the folder."""
+    """Remove a folder and then its lock file; undo a replacement that was not completed.
+
+    After a completed one, a missing table was moved away by somebody else, such as another job that
+    is replacing it.
+    """
     folder = lock_path.with_suffix("")
-    if (folder / OLD).is_dir() and not table.exists():
+    if (folder / OLD).is_dir() and (folder / DATA).is_dir() and not table.exists():
         (folder / OLD).rename(table)
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():  # otherwise the next job tries again

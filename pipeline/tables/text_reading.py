@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 EXCERPT_CHARACTERS_MAX: Final = 80
+_NULL: Final = "\0null\0"  # what Spark takes an empty field without quotes for
 
 
 def read_csv(spark: "SparkSession", path: str) -> "DataFrame":
@@ -28,7 +29,8 @@ def read_csv(spark: "SparkSession", path: str) -> "DataFrame":
     _check_utf8(lines)
     _check_quotes(lines)
     header = lines.head()
-    return spark.read.csv(
+    separator = "\n" if header is None else line_separator(header.value)
+    rows = spark.read.csv(
         path,
         header=True,
         mode="FAILFAST",
@@ -36,9 +38,13 @@ def read_csv(spark: "SparkSession", path: str) -> "DataFrame":
         unescapedQuoteHandling="RAISE_ERROR",
         multiLine=True,
         # Otherwise Spark replaces the line breaks within fields by its own.
-        lineSep="\n" if header is None else line_separator(header.value),
+        lineSep=separator,
         enforceSchema=False,  # compare the header lines of all files
+        nullValue=_NULL,  # otherwise an empty field in quotes is null as well
     )
+    if separator == "\n":
+        _check_line_ends(rows, path)
+    return rows
 
 
 def line_separator(header: str) -> str:
@@ -84,6 +90,17 @@ def _check_quotes(lines: "DataFrame") -> None:
         )
 
 
+def _check_line_ends(rows: "DataFrame", path: str) -> None:
+    """Check that no field ends with the CR of a line end that other lines do not have."""
+    from pyspark.sql import functions as f
+
+    last = rows.columns[-1] if rows.columns else ""
+    if last.endswith("\r") or (
+        last and rows.where(f.endswith(rows[f"`{last}`"], f.lit("\r"))).head() is not None
+    ):
+        raise JobError(f"{path} has lines that end in LF, and others that end in CRLF")
+
+
 class JsonLines:
     """Checks the lines of one task; pickled into the tasks."""
 
@@ -111,12 +128,23 @@ class JsonLines:
         except (ValueError, RecursionError) as error:
             excerpt = line[:EXCERPT_CHARACTERS_MAX]
             return f"the line {excerpt!r} is not one JSON value: {error}"
+        if "\\u" in line and not _is_unicode(value):
+            excerpt = line[:EXCERPT_CHARACTERS_MAX]
+            return f"the line {excerpt!r} has half of a surrogate pair, which is no character"
         if (number := _inexact(value, self._schema)) is not None:
             return (
                 f"the number {number} does not fit into a column of 64-bit fractions. Write the"
                 " numbers of this column as strings"
             )
         return None
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _inexact(value: Any, kind: "DataType") -> int | float | None:

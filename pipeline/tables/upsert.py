@@ -154,7 +154,7 @@ class Upserts:
         from deltalake.exceptions import DeltaError
 
         table = DeltaTable(str(self.path))
-        before = read_versions(table, self._topic, list(ends))
+        before = read_versions(table, self._topic, sorted({*starts, *ends}))
         check_no_gap(f"another job has replaced {self.path}", self._topic, starts, before)
         new = {n: end for n, end in ends.items() if n not in before or end.offset > before[n]}
         if not new:

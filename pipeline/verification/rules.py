@@ -58,9 +58,9 @@ class Rule:
     starts: Mapping[int, int] = field(default_factory=dict)  # log start offsets of the source
     is_whole: bool = True  # False: the source itself is compacted by offset
     forget_before_ms: int | None = None  # tombstones older than this may be gone
-    # Partitions whose source is compared below an offset that a clean has passed: records that
-    # superseded those below it are not compared, and the superseded ones may be gone.
-    cleaned_beyond: frozenset[int] = frozenset()
+    # The end offsets of partitions that are compared below an offset that a clean has passed: the
+    # records that superseded others are not compared, and the superseded ones may be gone.
+    cleaned_beyond: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> bool:
@@ -165,7 +165,9 @@ def _kind(rule: Rule) -> "Column":
     if rule.ranks:
         lost = _of_partition(rule.starts) > 0 if rule.starts else f.lit(False)
         lost = lost | f.lit(not rule.is_whole)
-    superseded = f.col("partition").isin(sorted(rule.cleaned_beyond))
+    superseded = f.lit(False)
+    if rule.cleaned_beyond:
+        superseded = served["offset"] < _of_partition(rule.cleaned_beyond)
     checks: list[tuple[Column, str]] = []
     if not rule.keeps_keyless:
         checks.append((f.col("key").isNull(), KEYLESS))

@@ -311,6 +311,8 @@ def test_a_data_directory_without_the_partition_is_refused_before_anything_is_wr
         eraser(spark, broker, topic, data=str(tmp_path)).run([b"k"])
     assert raised.value.code == exit_codes.USAGE
     assert len(original_rows(broker.data, topic, 0)) == 1
+    with pytest.raises(JobError, match="does not exist; --data"):  # as after an earlier run
+        eraser(spark, broker, topic, data=str(tmp_path)).run([b"gone"])
 
 
 def test_a_file_that_cannot_be_read_leaves_a_receipt(

@@ -122,6 +122,21 @@ def test_a_table_never_goes_back(
     assert read_table(path, "delta").column("value").to_pylist() == [b"2"]
 
 
+def test_a_batch_need_not_have_all_partitions_of_its_table(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    """The topic has grown since Spark planned it."""
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1")], partition=1)
+    write(broker, topic, [(b"b", b"1")], partition=0)
+    path = tmp_path / "t"
+    caught_up(spark, addresses, topic, path)
+    cluster = Cluster(broker.bootstrap)
+    batch = read_topic(spark, cluster, topic, {0: 0}, {0: 1}, columns=stream.COLUMNS)
+    upserts = Upserts(path, topic, EXACT, stream.COLUMNS)
+    assert not upserts.merge_batch(batch, {0: 1, 1: 1}, {0: EndOffset(1, 0)})
+
+
 def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_deleted_one(
     spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.kafka_client import Fetched, WireClient
 from pipeline.errors import JobError
+from pipeline.jobs import verify
 from pipeline.jobs.verify import Verifier, VerifyResult, ViewVersion, answer, lines
 from pipeline.tables.delta import version_id
 from pipeline.tables.publish import publish
@@ -590,6 +591,26 @@ def test_a_record_that_a_clean_removed_since_a_table_was_written_cannot_be_held_
     assert result.kinds == {"same": 2, "unverifiable": 2}
     behind = check.table(path, "parquet", {0: 6}, keyless=False)
     assert behind.kinds == {"same": 2, "older_record_served": 1, "deleted_key_served": 1}
+
+
+def test_a_table_is_checked_again_if_a_clean_passes_it_meanwhile(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    make_topic(broker, topic, 1, cleanup_policy="compact")
+    write(broker, topic, [(0, b"k%d" % n, b"v", START_MS, None) for n in range(2)])
+    check, path = verifier(spark, broker, topic), str(tmp_path / "table")
+    check._read(topic, {0: 0}, {0: 2}).select("key", "partition", "offset").write.parquet(path)
+    write(broker, topic, [(0, b"k1", b"new", START_MS, None)])
+    compare = verify.compare
+
+    def cleaned_first(*arguments: Any) -> Any:
+        clean(broker, topic, 0)
+        return compare(*arguments)
+
+    monkeypatch.setattr(verify, "compare", cleaned_first)
+    result = check.table(path, "parquet", {0: 2}, keyless=False)
+    assert result.kinds == {"same": 1, "unverifiable": 1}
 
 
 def test_nothing_to_compare_is_right_and_says_so(

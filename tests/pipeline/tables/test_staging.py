@@ -69,6 +69,19 @@ def test_a_second_job_leaves_the_folder_of_a_job_that_lives(tmp_path: Path) -> N
         check_intact(folder)
 
 
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_only_a_replacement_that_was_not_completed_is_undone(
+    tmp_path: Path, *, is_completed: bool
+) -> None:
+    """After a completed one, another job that is replacing the table may have moved it away."""
+    table = tmp_path / "table"
+    with staging_folder(table) as folder:
+        (folder / staging.OLD).mkdir()
+        if not is_completed:
+            (folder / staging.DATA).mkdir()
+    assert table.exists() == (not is_completed)
+
+
 def test_a_job_in_another_pid_namespace_leaves_the_folder(tmp_path: Path) -> None:
     """No process id of this namespace means the same process there."""
     if (
@@ -116,6 +129,7 @@ def test_a_table_that_a_killed_job_had_moved_away_is_not_removed(tmp_path: Path)
     old = abandon(table) / staging.OLD
     old.mkdir()
     (old / "row").touch()
+    old.with_name(staging.DATA).mkdir()
     with staging_folder(table):
         assert names(table) == ["row"]
 

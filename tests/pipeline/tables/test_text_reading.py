@@ -39,6 +39,13 @@ def test_csv_fields_arrive_as_rfc_4180_writes_them(
     ]
 
 
+def test_an_empty_field_in_quotes_is_no_null(spark: "SparkSession", tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('id,v,w\n1,,\n2,"",""\n"",x,y\n')
+    result = read_table(spark, str(path), "csv").collect()
+    assert [tuple(row) for row in result] == [("1", None, None), ("2", "", ""), ("", "x", "y")]
+
+
 def test_the_header_line_decides_what_separates_lines() -> None:
     assert line_separator("id,v") == "\n"
     assert line_separator("id,v\r") == "\r\n"
@@ -53,6 +60,8 @@ def test_the_header_line_decides_what_separates_lines() -> None:
         ([b"id,v\n1,2\n5\n"], "0.csv"),
         ([b"id,v\n1,2\n5,6,7\n"], "0.csv"),
         ([b"id,v\n1,2\n", b"v,id\n2,1\n"], "1.csv"),
+        ([b"id,v\n1,2\r\n3,4\r\n"], "end in LF, and others"),
+        ([b'id,"v\n"\r\n1,2\r\n'], "end in LF, and others"),
         (["id,v\n1,é\n".encode("latin1")], "is not UTF-8"),
     ],
 )
@@ -87,6 +96,7 @@ def test_json_lines_are_read_exactly(spark: "SparkSession", tmp_path: Path) -> N
         (b'{"v":9007199254740993}\n{"v":1.5}\n', "9007199254740993 does not fit"),
         (b'{"v":[{"w":9007199254740993},{"w":0.5}]}\n', "9007199254740993 does not fit"),
         (b'{"v":1e400}\n', "inf does not fit"),
+        (b'{"v":["\\ud800"]}\n', "half of a surrogate pair"),
         (json.dumps({"v": 10**400}).encode(), "does not fit"),
         ('{"v":"é"}\n'.encode("latin1"), "is not UTF-8"),
     ],
