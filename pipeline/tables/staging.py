@@ -7,6 +7,8 @@ Rules
   system shares its locks (NFS 4 does).
 - The lock is older than its folder, and its file is removed after the folder. So a folder is left
   behind only if its lock can be taken; a folder without a lock file is never touched.
+- After an error, the lock file stays for the next job: tasks of Spark may still write and create
+  the folder again.
 - Several jobs may prepare one table at once: each has its own folder.
 - If the file system has no locks, a job works without one, and folders of killed jobs stay.
 """
@@ -44,11 +46,13 @@ def staging_folder(table: Path) -> Iterator[Path]:
         folder.mkdir()
         (folder / _INTACT).touch()
         yield folder
+    except BaseException:
+        _remove_folder(table, lock_path)  # the lock file stays, see the rules
+        raise
+    else:
+        _remove(table, lock_path)
     finally:
-        try:
-            _remove(table, lock_path)
-        finally:
-            os.close(lock_fd)
+        os.close(lock_fd)
 
 
 def check_intact(folder: Path) -> None:
@@ -124,7 +128,13 @@ def _is_file_at(path: Path, fd: int) -> bool:
 
 
 def _remove(table: Path, lock_path: Path) -> None:
-    """Remove a folder and then its lock file; undo a replacement that was not completed.
+    """Remove a folder and then its lock file."""
+    if _remove_folder(table, lock_path):  # otherwise the next job tries again
+        lock_path.unlink(missing_ok=True)
+
+
+def _remove_folder(table: Path, lock_path: Path) -> bool:
+    """Undo a replacement that was not completed, and remove a folder; return whether it is gone.
 
     After a completed one, a missing table was moved away by somebody else, such as another job that
     is replacing it.
@@ -133,5 +143,4 @@ def _remove(table: Path, lock_path: Path) -> None:
     if (folder / OLD).is_dir() and (folder / DATA).is_dir() and not table.exists():
         (folder / OLD).rename(table)
     shutil.rmtree(folder, ignore_errors=True)
-    if not folder.exists():  # otherwise the next job tries again
-        lock_path.unlink(missing_ok=True)
+    return not folder.exists()

@@ -69,6 +69,18 @@ def test_a_second_job_leaves_the_folder_of_a_job_that_lives(tmp_path: Path) -> N
         check_intact(folder)
 
 
+def test_what_tasks_write_after_the_failure_of_their_job_goes_with_the_next_job(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "table"
+    with pytest.raises(KeyboardInterrupt), staging_folder(table) as folder:
+        raise KeyboardInterrupt
+    assert names(tmp_path) == [f"{folder.name}.lock"]
+    (folder / staging.DATA).mkdir(parents=True)
+    remove_abandoned(table)
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("is_completed", [True, False])
 def test_only_a_replacement_that_was_not_completed_is_undone(
     tmp_path: Path, *, is_completed: bool
