@@ -234,7 +234,7 @@ def _is_journal(stream: TextIO) -> bool:
 
 
 def _add_priority(_logger: object, method: str, line: Any) -> str:
-    return f"<{_PRIORITIES[method]}>{line}"
+    return f"<{_PRIORITIES.get(method, _PRIORITIES['info'])}>{line}"
 
 
 class _LevelFilter:

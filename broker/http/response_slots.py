@@ -3,8 +3,8 @@
 A handler makes a response as a whole: a page of records has up to 6 MB, and it is in memory twice
 until the socket has taken it.
 
-Rules. A request to read something has a slot from the call of its handler until the socket has
-taken the response, except for a last part of 64 KiB. Clients share the slots fairly
+Rules. An authorized request to read something has a slot from the call of its handler until the
+socket has taken the response, except for a last part of 64 KiB. Clients share the slots fairly
 (event_loop/fair_slots.py). A connection whose client does not read its response within
 SEND_SECONDS is closed.
 """
@@ -16,10 +16,9 @@ import structlog
 from aiohttp import web
 
 from broker.event_loop.fair_slots import FairSlots
-from broker.http.audited import principal_of
+from broker.http.audited import client_of
 from broker.http.observation import Handler
 from broker.logging import RateLimitedLogger
-from broker.security.principal import client_of
 
 RESPONSES_AT_ONCE: Final = 16
 SEND_SECONDS: Final = 60.0
@@ -36,7 +35,7 @@ class ResponseSlots:
     async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Call a handler and send its response. Raises ConnectionError, and as the handler does."""
         host = request.remote or ""
-        async with self._slots.slot(client_of(principal_of(request), host)):
+        async with self._slots.slot(client_of(request)):
             if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError("the client has left")
             response = await handler(request)

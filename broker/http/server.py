@@ -313,8 +313,9 @@ class HttpServer:
                         note_change(request)
         if refusal is not None:
             return self._refused(request, refusal)
-        is_small = needs_no_credentials or request.method not in SAFE_METHODS
-        if is_small or _route_path(request) in self._routes.streams:
+        is_authorized = not (is_transfer or needs_no_credentials)
+        is_small = request.method not in SAFE_METHODS
+        if not is_authorized or is_small or _route_path(request) in self._routes.streams:
             return await handler(request)
         return await self._response_slots.respond(request, handler)
 

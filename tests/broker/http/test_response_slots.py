@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from broker.app import Broker
 from broker.http import response_slots
+from broker.http.response_slots import ResponseSlots
 from broker.inspection.record_reader import RecordReader
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
@@ -85,6 +87,28 @@ async def test_clients_that_read_nothing_have_few_responses_in_memory_and_delay_
             status, answer = await send(broker, "GET", f"{RECORDS}?limit=1", "second")
             assert (status, len(answer["records"])) == (200, 1)
         assert len(pages) == 3 * SLOTS + SLOTS // 2
+
+
+async def test_a_request_has_no_slot_before_it_is_authorized(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of leased files are authorized by their handlers, by the token of the lease."""
+    paths = []
+    respond = ResponseSlots.respond
+
+    async def noted(self: ResponseSlots, request: web.Request, handler: Any) -> web.StreamResponse:
+        paths.append(request.path)
+        return await respond(self, request, handler)
+
+    monkeypatch.setattr(ResponseSlots, "respond", noted)
+    leased = "/api/v1/remote-compactions/none/partitions/0/inputs/x"
+    for path, headers in (
+        (leased, {}),
+        (RECORDS, {}),
+        (RECORDS, {"Authorization": basic("second")}),
+    ):
+        await ask(broker, "GET", path, **headers)
+    assert paths == [RECORDS]
 
 
 async def test_who_does_not_read_a_response_in_time_loses_the_connection(
