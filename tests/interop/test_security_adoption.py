@@ -14,6 +14,7 @@ from tests.support.peers.kafka import start_kafka
 from tests.support.ports import free_port
 from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import running_varve
+from tests.support.waiting import wait_until
 
 PASSWORD = "correct-horse"
 ITERATIONS = 4096
@@ -171,6 +172,8 @@ def test_users_entries_and_quotas_of_kafka_are_taken_over(real_kafka: None, tmp_
     try:
         with RawClient(kafka.port) as client:
             configure(client)
+            # Kafka answers from its metadata, which follow a change a little later.
+            wait_until(lambda: len(described(client)[2][0][1]) == 1, "the last change is in effect")
             expected = described(client)
     finally:
         kafka.kill()
