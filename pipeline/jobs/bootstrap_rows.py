@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
 from pipeline.errors import JobError
+from pipeline.tables.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,7 +72,7 @@ def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
     if mapping.keys:
         key = _bytes(kinds, mapping.keys, mapping.key_as, "key", json_unless_named=False)
     value = _bytes(kinds, values, mapping.value_as, "value", json_unless_named=not mapping.values)
-    orders = [f.col(_quoted(name)).alias(f"order_{n}") for n, name in enumerate(mapping.order_by)]
+    orders = [f.col(quoted(name)).alias(f"order_{n}") for n, name in enumerate(mapping.order_by)]
     return table.select(
         key.alias("key"),
         value.alias("value"),
@@ -93,8 +94,8 @@ def _bytes(
             f"a raw {subject} must be one binary or string column, not {reported}", exit_codes.USAGE
         )
     if form == "raw" or (form == "auto" and is_raw):
-        return f.col(_quoted(names[0])).cast("binary")
-    text = f.to_json(f.struct(*(f.col(_quoted(name)) for name in names)), JSON_OPTIONS)
+        return f.col(quoted(names[0])).cast("binary")
+    text = f.to_json(f.struct(*(f.col(quoted(name)) for name in names)), JSON_OPTIONS)
     return text.cast("binary")
 
 
@@ -106,7 +107,7 @@ def _headers(kinds: dict[str, str], mapping: RowMapping) -> "Column":
             kind = kinds[mapping.headers_column]
             reason = f"column {mapping.headers_column} must be {HEADERS}, not {kind}"
             raise JobError(reason, exit_codes.USAGE)
-        return f.col(_quoted(mapping.headers_column))
+        return f.col(quoted(mapping.headers_column))
     for _, column in mapping.headers:
         if kinds[column] not in RAW:
             reason = f"header column {column} must be binary or string, not {kinds[column]}"
@@ -114,7 +115,7 @@ def _headers(kinds: dict[str, str], mapping: RowMapping) -> "Column":
     if not mapping.headers:
         return f.lit(None).cast(HEADERS)
     pairs = [
-        f.struct(f.lit(name).alias("key"), f.col(_quoted(column)).cast("binary").alias("value"))
+        f.struct(f.lit(name).alias("key"), f.col(quoted(column)).cast("binary").alias("value"))
         for name, column in mapping.headers
     ]
     return f.array(*pairs).cast(HEADERS)
@@ -126,16 +127,11 @@ def _timestamp_ms(kinds: dict[str, str], name: str | None) -> "Column":
     if name is None:
         return f.lit(None).cast("bigint")
     if kinds[name] == "timestamp":
-        return f.unix_millis(_quoted(name))
+        return f.unix_millis(quoted(name))
     if kinds[name] in WHOLE:
-        return f.col(_quoted(name)).cast("bigint")
+        return f.col(quoted(name)).cast("bigint")
     reason = f"timestamp column {name} must be a timestamp or integer ms, not {kinds[name]}"
     raise JobError(reason, exit_codes.USAGE)
-
-
-def _quoted(name: str) -> str:
-    """Quote a column name that may contain dots and backticks."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,3 +145,8 @@ def parse_schema(text: str) -> "StructType":
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
     return StructType.fromDDL(text)
+
+
+def quoted(name: str) -> str:
+    """Quote a column name that may contain dots and backticks, for Spark."""
+    return "`" + name.replace("`", "``") + "`"

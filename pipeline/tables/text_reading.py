@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import JobError
+from pipeline.tables.columns import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +97,7 @@ def _check_line_ends(rows: "DataFrame", path: str) -> None:
 
     last = rows.columns[-1] if rows.columns else ""
     if last.endswith("\r") or (
-        last and rows.where(f.endswith(rows[f"`{last}`"], f.lit("\r"))).head() is not None
+        last and rows.where(f.endswith(f.col(quoted(last)), f.lit("\r"))).head() is not None
     ):
         raise JobError(f"{path} has lines that end in LF, and others that end in CRLF")
 

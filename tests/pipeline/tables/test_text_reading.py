@@ -46,6 +46,12 @@ def test_an_empty_field_in_quotes_is_no_null(spark: "SparkSession", tmp_path: Pa
     assert [tuple(row) for row in result] == [("1", None, None), ("2", "", ""), ("", "x", "y")]
 
 
+def test_a_csv_column_may_have_any_name(spark: "SparkSession", tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("id,a`b.c\n1,x\n")
+    assert [tuple(row) for row in read_table(spark, str(path), "csv").collect()] == [("1", "x")]
+
+
 def test_the_header_line_decides_what_separates_lines() -> None:
     assert line_separator("id,v") == "\n"
     assert line_separator("id,v\r") == "\r\n"
