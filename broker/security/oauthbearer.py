@@ -239,14 +239,18 @@ class OauthExchange:
     """One token, and after a refusal one more message of the client, which has no content."""
 
     mechanism = "OAUTHBEARER"
-    is_guess = True
 
     def __init__(self, verifier: TokenVerifier) -> None:
         self._verifier = verifier
-        self._refusal: AuthenticationError | None = None
+        self.refusal: AuthenticationError | None = None
         self.user = ""
         self.principal: Principal | None = None
         self.ends_ms: int | None = None
+
+    @property
+    def is_guess(self) -> bool:
+        """See Exchange."""
+        return self.refusal is None
 
     def login(self, token: bytes) -> Hashable:
         """See Exchange."""
@@ -254,8 +258,8 @@ class OauthExchange:
 
     async def evaluate(self, token: bytes) -> bytes:
         """See Exchange."""
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         match = _FIRST.fullmatch(token)
         if match is None:
             raise InvalidTokenError("malformed first message")
@@ -268,7 +272,7 @@ class OauthExchange:
             result = await self._verifier.verify(bearer.group(1))
         except TokenError as error:
             answer = self._describe(error)
-            self._refusal = AuthenticationError(str(error), answer)
+            self.refusal = AuthenticationError(str(error), answer)
             return answer.encode()
         self.user = result.principal.name
         name = (authorization or b"").decode().replace("=2C", ",").replace("=3D", "=")

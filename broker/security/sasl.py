@@ -39,6 +39,11 @@ class Exchange(Protocol):
         ...
 
     @property
+    def refusal(self) -> AuthenticationError | None:
+        """Return why the client was refused if its next token gets the error; otherwise None."""
+        ...
+
+    @property
     def ends_ms(self) -> int | None:
         """Return the wall time at which the client's credentials expire; None for never."""
         ...
@@ -57,6 +62,7 @@ class PlainExchange:
 
     mechanism = "PLAIN"
     is_guess = True
+    refusal: AuthenticationError | None = None
     ends_ms: int | None = None
 
     def __init__(self, credentials: Credentials) -> None:
@@ -101,6 +107,7 @@ class PlainExchange:
 class ScramExchange:
     """SCRAM: see scram.py."""
 
+    refusal: AuthenticationError | None = None
     ends_ms: int | None = None
 
     def __init__(self, mechanism: str, credentials: Credentials) -> None:

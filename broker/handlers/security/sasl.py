@@ -5,7 +5,8 @@ Rules (KIP-43, KIP-152, KIP-368), as in Kafka
   only a few of them. Any other request closes the connection.
 - After SaslHandshake 0, tokens follow as frames of their own, without request headers.
 - A failure has an answer, which waits for some time (failed_attempts.py). Then the connection is
-  closed, with one log line that names the address and the user.
+  closed, with one log line that names the address and the user. A refused token of OAUTHBEARER is
+  logged at once: the connection is closed at the next message, which the client may never send.
 - If `sasl.max_reauth_ms` or the client's credentials limit the session, the client repeats the
   exchange on the same connection, with the same mechanism and as the same principal. Any other
   request after the end of the session closes the connection.
@@ -15,8 +16,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from broker.counters import AuthenticationCounts, AuthenticationStats
 from broker.event_loop.client_presence import ClientLeftError
+from broker.logging import RateLimitedLogger
 from broker.network.connection import CloseConnectionError, Connection
 from broker.network.listener import address_of
 from broker.network.request_context import RequestContext
@@ -35,8 +39,11 @@ from protocol.messages import (
     SaslHandshakeResponse,
 )
 
+logger = RateLimitedLogger(structlog.get_logger("broker.sasl"))
+
 REAUTHENTICATION_SECONDS_MIN: Final = 1.0  # between two starts on one connection
 LOGGED_NAME_LENGTH: Final = 200
+_FAILED: Final = "authentication failed: {}"
 # Before the first authentication. Clients need three to six: ApiVersions once or twice (a version
 # that the broker does not know), SaslHandshake, and one to three tokens.
 UNAUTHENTICATED_REQUESTS_MAX: Final = 10
@@ -191,15 +198,21 @@ class SaslGate:
             is_guess=exchange.is_guess,
             has_left=connection.client_has_left,
         )
+        was_refused = exchange.refusal is not None
         try:
             async with turn as attempt:
                 try:
                     result = await self._evaluate(connection, exchange, token)
                 except AuthenticationError as error:
+                    if was_refused:
+                        reason = "the broker has refused the token of the client"
+                        raise CloseConnectionError(reason, refusal(error)) from None
                     raise await self._refuse(
                         attempt, connection, exchange, error.reason, refusal(error)
                     ) from None
-                if exchange.principal is not None:
+                if exchange.refusal is not None:
+                    await self._note_refused_token(attempt, connection, exchange, exchange.refusal)
+                elif exchange.principal is not None:
                     attempt.succeeded()
         except ClientLeftError as error:
             raise CloseConnectionError(str(error)) from error
@@ -259,23 +272,51 @@ class SaslGate:
         response: bytes,
     ) -> CloseConnectionError:
         """Count a failure and wait; return the error that sends the response and closes."""
+        await self._note_failure(attempt, connection, exchange)
+        return CloseConnectionError(
+            _FAILED.format(reason), response, **_described(connection, exchange)
+        )
+
+    async def _note_refused_token(
+        self,
+        attempt: Attempt,
+        connection: Connection,
+        exchange: Exchange,
+        refusal: AuthenticationError,
+    ) -> None:
+        """Log and count a failure of which the client gets the error at its next message; wait."""
+        logger.info(
+            "token refused",
+            subject=connection.peer_host,
+            peer=f"{connection.peer_host}:{connection.peer_port}",
+            reason=_FAILED.format(refusal.reason),
+            **_described(connection, exchange),
+        )
+        await self._note_failure(attempt, connection, exchange)
+
+    async def _note_failure(
+        self, attempt: Attempt, connection: Connection, exchange: Exchange | None
+    ) -> None:
+        """Count a failure and wait."""
         counts = self._counts(connection, exchange)
         if self._session is None:
             counts.failures += 1
         else:
             counts.reauthentication_failures += 1
         await attempt.failed(self._authentication.settings.failure_delay_ms / 1000)
-        return CloseConnectionError(
-            f"authentication failed: {reason}",
-            response,
-            listener=connection.listener.name,
-            mechanism=None if exchange is None else exchange.mechanism,
-            user="" if exchange is None else exchange.user[:LOGGED_NAME_LENGTH],
-        )
 
     def _counts(self, connection: Connection, exchange: Exchange | None) -> AuthenticationCounts:
         mechanism = OTHER_MECHANISM if exchange is None else exchange.mechanism
         return self._stats.by_mechanism[connection.listener.name, mechanism]
+
+
+def _described(connection: Connection, exchange: Exchange | None) -> dict[str, str | None]:
+    """Return the fields of the log line of a failure."""
+    return {
+        "listener": connection.listener.name,
+        "mechanism": None if exchange is None else exchange.mechanism,
+        "user": "" if exchange is None else exchange.user[:LOGGED_NAME_LENGTH],
+    }
 
 
 def _encode(header: RequestHeader, body: Message) -> bytes:

@@ -357,8 +357,47 @@ async def test_a_session_ends_with_the_token(password_file: str, tmp_path: Path)
             assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
             assert answer.error_message == '{"status":"invalid_token"}'
             assert await client.is_closed()
-        assert lines[0]["reason"] == "authentication failed: the token has expired"
+        failed = [line for line in lines if "authentication failed" in line["reason"]]
+        assert [line["reason"] for line in failed] == [
+            "authentication failed: the token has expired"
+        ]
+        assert counts(broker, "OAUTHBEARER") == (1, 1)
         assert token not in str(lines)
+
+
+async def test_a_refused_token_counts_even_if_the_client_sends_nothing_more(
+    password_file: str, tmp_path: Path
+) -> None:
+    provider, env = IdentityProvider(), MemoryEnv(seed=1)
+    keys = tmp_path / "jwks.json"
+    keys.write_bytes(provider.jwks())
+    oauth = {"jwks_file": str(keys), "issuer": ISSUER, "audience": [AUDIENCE]}
+    sasl: dict[str, Any] = {
+        "mechanisms": ["OAUTHBEARER"],
+        "oauthbearer": oauth,
+        "max_reauth_ms": 10_000,
+    }
+    expired = b"n,,\x01auth=Bearer " + provider.token(env.wall_ms() / 1000 - 60).encode()
+    valid = b"n,,\x01auth=Bearer " + provider.token(env.wall_ms() / 1000 + 60).encode()
+    async with running(password_file, env, **sasl) as broker:
+        attempts = broker.authentication.failed_attempts
+        for is_second in (False, True):
+            client = await SaslClient.connect(broker, host="127.0.0.5")
+            if is_second:
+                await client.shake_hands("OAUTHBEARER")
+                assert (await client.send_token(valid + b"\x01\x01")).error_code == 0
+                env.advance_ms(1_000)
+            await client.shake_hands("OAUTHBEARER")
+            with capture_logs() as lines:
+                refusal = await client.send_token(expired + b"\x01\x01")
+            assert refusal.auth_bytes == b'{"status":"invalid_token"}'
+            (line,) = lines
+            assert line["reason"] == "authentication failed: the token has expired"
+            assert (line["mechanism"], line["listener"]) == ("OAUTHBEARER", "SASL_PLAINTEXT")
+            client.close()
+        entry = broker.stats.authentications.by_mechanism["SASL_PLAINTEXT", "OAUTHBEARER"]
+        assert (entry.failures, entry.reauthentication_failures) == (1, 1)
+        assert attempts._addresses["127.0.0.5"].failures > 1
 
 
 async def test_a_reload_replaces_users_mechanisms_and_keys(
