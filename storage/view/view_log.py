@@ -176,7 +176,7 @@ class ViewCursor:
             except OSError as error:
                 directory = os.path.dirname(log.directory)
                 raise LogDirectoryError(directory, f"read of a view: {error}") from error
-            if fetch_slice.length:
+            if fetch_slice.file is not None:  # empty if the next batch exceeds `max_bytes`
                 return fetch_slice
             resumes = max(resumes, ledger.horizon)
         resumes = min(resumes, end_offset)

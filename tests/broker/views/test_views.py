@@ -57,7 +57,7 @@ from tests.support.broker.views.view_broker import (
     read_on,
 )
 from tests.support.broker.views.view_worker import held_worker
-from tests.support.protocol.raw_client import RawClient
+from tests.support.protocol.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
 
@@ -253,6 +253,27 @@ async def test_a_reader_goes_over_a_gap_that_expired_unseen() -> None:
         assert partition is not None
         partition.log.delete_records(2)
         assert await read_all(broker) == [(0, b"a", b"1")]
+
+
+async def test_a_reader_without_room_for_the_next_batch_of_a_view_stays_before_it() -> None:
+    """Only the first partition with records may exceed the byte limits of a fetch."""
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        await broker.view_scheduler.compact(WHERE)
+        rows = [
+            m.FetchRequestTopic(
+                topic=topic,
+                partitions=[
+                    m.FetchRequestPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
+                ],
+            )
+            for topic in (WHERE.topic, VIEW.topic)
+        ]
+        body = m.FetchRequest(max_wait_ms=0, max_bytes=1_000, topics=rows)
+        response = await kafka_request(broker, ApiKey.FETCH, body, FETCH_VERSION)
+        (first,), (second,) = (topic.partitions for topic in response.responses)
+        assert len(first.records or b"") > 1
+        assert (second.error_code, second.records or b"") == (ErrorCode.NONE, b"")
 
 
 async def test_a_reader_under_way_learns_of_what_was_deleted_meanwhile() -> None:
