@@ -260,8 +260,11 @@ class HttpServer:
         except CLIENT_ERRORS as error:
             return error_response(400, f"the body cannot be read: {_first_line(error)}")
         except (ConnectionError, ClientLeftError):
-            return error_response(400, "the connection was closed")  # nothing reads it
+            return _closed()
         except Exception as error:
+            # aiohttp's error if the client has left before its request is handled.
+            if isinstance(error, RuntimeError) and _has_left(request):
+                return _closed()
             logger.error(
                 "request failed", method=request.method, path=request.path[:200], exc_info=error
             )
@@ -445,6 +448,11 @@ async def _read_body(request: web.Request) -> Refusal | None:
     except TimeoutError:
         return Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s")
     return None
+
+
+def _closed() -> web.Response:
+    """Return the response to a client that has left, which nobody reads."""
+    return error_response(400, "the connection was closed")
 
 
 def _has_left(request: web.Request) -> bool:

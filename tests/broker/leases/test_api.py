@@ -6,9 +6,14 @@ import json
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aiohttp import StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import make_mocked_request
 from crc32c import crc32c
+from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.http import server
@@ -407,6 +412,21 @@ async def test_an_upload_that_breaks_off_leaves_nothing(env: MemoryEnv) -> None:
         async with asyncio.timeout(20):
             while not env.is_dir(folder) or env.listdir(folder):  # noqa: ASYNC110 - of the server
                 await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_left_before_its_request_is_handled_causes_no_error(
+    env: MemoryEnv,
+) -> None:
+    ended = BaseProtocol(asyncio.get_running_loop())
+    request = make_mocked_request("POST", ROOT, transport=Mock())  # is_closing() is true
+
+    async def read(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=await StreamReader(ended, 1 << 16).read())
+
+    async with leasing_broker(env) as broker:
+        with capture_logs() as lines:
+            response = await broker.http.server._translate_errors(request, read)
+    assert (response.status, lines) == (400, [])
 
 
 async def test_there_is_a_bound_to_what_comes(
