@@ -9,7 +9,8 @@ Rules
 
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import JobError
@@ -31,20 +32,22 @@ def read_csv(spark: "SparkSession", path: str) -> "DataFrame":
     _check_quotes(lines)
     header = lines.head()
     separator = "\n" if header is None else line_separator(header.value)
-    rows = spark.read.csv(
-        path,
-        header=True,
-        mode="FAILFAST",
-        escape='"',
-        unescapedQuoteHandling="RAISE_ERROR",
-        multiLine=True,
+    options: dict[str, Any] = {
+        "mode": "FAILFAST",
+        "escape": '"',
+        "unescapedQuoteHandling": "RAISE_ERROR",
+        "multiLine": True,
         # Otherwise Spark replaces the line breaks within fields by its own.
-        lineSep=separator,
-        enforceSchema=False,  # compare the header lines of all files
-        nullValue=_NULL,  # otherwise an empty field in quotes is null as well
-    )
+        "lineSep": separator,
+        "nullValue": _NULL,  # otherwise an empty field in quotes is null as well
+    }
+    _check_names(spark.read.csv(path, header=False, **options).head() or (), path)
+    # Without `enforceSchema`, Spark compares the header lines of all files.
+    rows = spark.read.csv(path, header=True, enforceSchema=False, **options)
     if separator == "\n":
         _check_line_ends(rows, path)
+    elif len(rows.columns) == 1:
+        _check_one_column(rows, path)
     return rows
 
 
@@ -88,6 +91,26 @@ def _check_quotes(lines: "DataFrame") -> None:
         raise JobError(
             f"{row.path} has an odd number of quotes. A field that contains a quote must be in"
             " quotes, and its quotes must be doubled (RFC 4180)"
+        )
+
+
+def _check_names(names: Sequence[str | None], path: str) -> None:
+    """Check that each column has a name of its own."""
+    for n, name in enumerate(names):
+        if not name:
+            raise JobError(f"column {n + 1} of {path} has no name. Name it in the header line")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise JobError(f"{path} has several columns with the name {twice[0]}. Rename all but one")
+
+
+def _check_one_column(rows: "DataFrame", path: str) -> None:
+    """Check that no field contains the line end of other lines: no separators are missing then."""
+    from pyspark.sql import functions as f
+
+    if rows.where(f.col(quoted(rows.columns[0])).rlike("[\r\n]")).head() is not None:
+        raise JobError(
+            f"{path} has lines that end in different ways, or line breaks in its only column, which"
+            " look the same. Let all lines end in LF"
         )
 
 

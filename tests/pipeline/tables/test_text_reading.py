@@ -68,6 +68,11 @@ def test_the_header_line_decides_what_separates_lines() -> None:
         ([b"id,v\n1,2\n", b"v,id\n2,1\n"], "1.csv"),
         ([b"id,v\n1,2\r\n3,4\r\n"], "end in LF, and others"),
         ([b'id,"v\n"\r\n1,2\r\n'], "end in LF, and others"),
+        ([b"id\r\n1\r\n2\n3\r\n"], "end in different ways"),
+        ([b"id\r1\r2\n3\r"], "end in different ways"),
+        ([b",id\n0,1\n"], "column 1 of .* has no name"),
+        ([b'id,""\n0,1\n'], "column 2 of .* has no name"),
+        ([b"id,v,id\n1,2,3\n"], "several columns with the name id"),
         (["id,v\n1,é\n".encode("latin1")], "is not UTF-8"),
     ],
 )
