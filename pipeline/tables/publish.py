@@ -92,7 +92,9 @@ def swap_in(folder: Path, place: Target, staging: Path) -> None:
         path.rename(old)
         try:
             folder.rename(path)
-        except OSError:
+        except OSError as error:
+            if path.exists():
+                raise created_meanwhile(path) from error
             old.rename(path)
             raise
     else:

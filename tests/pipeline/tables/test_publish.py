@@ -78,6 +78,32 @@ def test_a_table_that_another_run_created_meanwhile_is_not_replaced(
     assert len(list(place.path.rglob("*.parquet"))) == 1
 
 
+def test_of_two_jobs_that_replace_a_table_at_once_one_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table"
+    table.mkdir()
+    (table / NOTES).write_text("old")
+    place = target(str(table), "parquet", overwrite=True)
+    rename = Path.rename
+
+    def swap(content: str) -> None:
+        with staging_folder(table) as staging:
+            (staging / "data").mkdir()
+            (staging / "data" / NOTES).write_text(content)
+            swap_in(staging / "data", place, staging)
+
+    def rename_between(path: Path, to: Path) -> None:
+        monkeypatch.setattr(Path, "rename", rename)
+        path.rename(to)
+        swap("second")
+
+    monkeypatch.setattr(Path, "rename", rename_between)
+    with pytest.raises(JobError, match="was created while this job ran"):
+        swap("first")
+    assert (table / NOTES).read_text() == "second"
+
+
 class Rows:
     """Stands for a DataFrame of two tasks. `between` is called when the first has finished."""
 
