@@ -705,11 +705,18 @@ class Broker:
 
     def _note_cut_file(self, path: str) -> None:
         """Look for damage in a segment whose file was cut, so that readers get what is left."""
-        name = parse_partition_dir(PurePath(path).parent.name)
-        partition = None if name is None else self.topics.partition(name)
-        for segment in () if partition is None else partition.log.segments:
-            if segment.path == path:
-                self._services.index_loads.begin(IndexNotReadyError(segment, Segment.note_cut))
+        for folder in PurePath(path).parents:  # that of the partition, or the view's inside it
+            name = parse_partition_dir(folder.name)
+            partition = None if name is None else self.topics.partition(name)
+            if partition is None:
+                continue
+            view = self.views.partition(partition.partition)
+            ledger = None if view is None else view.log.ledger
+            of_view = None if ledger is None else ledger.segments
+            for segment in (*partition.log.segments, *(of_view or ())):
+                if segment.path == path:
+                    needed = IndexNotReadyError(segment, Segment.note_cut)
+                    self._services.index_loads.begin(needed)
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.coordinators.reload_after_repair(partition)

@@ -82,7 +82,7 @@ def flip(env: MemoryEnv, position: int) -> None:
 
 
 async def fetch(
-    broker: Broker, clients: list[RawClient], offset: int
+    broker: Broker, clients: list[RawClient], offset: int, topic: str = "orders"
 ) -> tuple[ErrorCode, list[int]]:
     client = RawClient(broker.addresses[0].port)
     clients.append(client)
@@ -95,7 +95,7 @@ async def fetch(
         max_bytes=1 << 20,
         session_id=0,
         session_epoch=-1,
-        topics=[FetchRequestTopic(topic="orders", partitions=[fetch_request_partition])],
+        topics=[FetchRequestTopic(topic=topic, partitions=[fetch_request_partition])],
     )
     answer = await asyncio.to_thread(client.request, ApiKey.FETCH, FETCH_VERSION, body)
     assert isinstance(answer, FetchResponse)
