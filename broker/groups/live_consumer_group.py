@@ -296,10 +296,11 @@ class LiveConsumerGroup:
     ) -> HeartbeatAnswer:
         max_size, turns = self.context.rules.max_size, Turns()
         updated, group = await self.update(
-            lambda group: state.update_member(group, request, regexes, max_size), turns
+            lambda group: state.update_member(group, request, self._newer(regexes), max_size), turns
         )
         owned_before = updated.member.assigned.keys()
-        resolved_ms = self._resolved_ms | {each: regexes[each].resolved_ms for each in regexes}
+        newer = self._newer(regexes)
+        resolved_ms = self._resolved_ms | {each: newer[each].resolved_ms for each in newer}
         self._resolved_ms = {each: resolved_ms[each] for each in resolved_ms.keys() & group.regexes}
         self.deadlines.stop_classic(request.member_id)
         next_step = await self.take_step(group, request.member_id, request.owned, client, turns)
@@ -319,6 +320,16 @@ class LiveConsumerGroup:
             epoch=next_step.epoch,
             assignment=frozenset(assigned) if request.is_full or is_changed or owns_other else None,
         )
+
+    def _newer(self, regexes: Mapping[str, ResolvedRegex]) -> dict[str, ResolvedRegex]:
+        """Return the expressions whose topics the group does not have from a later search."""
+        now_ms, newer = self.context.clock.wall_ms(), dict[str, ResolvedRegex]()
+        for expression, resolved in regexes.items():
+            stored = self.group.regexes.get(expression, resolved)
+            stored_ms = self._resolved_ms.get(expression, stored.resolved_ms)
+            if abs(now_ms - resolved.resolved_ms) <= abs(now_ms - stored_ms):  # the clock may jump
+                newer[expression] = resolved
+        return newer
 
     async def _leave(self, request: Heartbeat) -> HeartbeatAnswer:
         after = state.after_leave(self.group, request)

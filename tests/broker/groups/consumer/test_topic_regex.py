@@ -267,3 +267,39 @@ async def test_a_member_that_waits_for_its_own_search_keeps_what_others_found_me
     may_end.set()
     assert (await heartbeat).error is ErrorCode.NONE
     assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
+
+
+async def test_a_heartbeat_that_waits_keeps_the_topics_that_another_member_brings_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although it knew topics of its own expression that were recent when it began."""
+    topics, has_begun, may_end = FakeTopics({"orders": 3}), asyncio.Event(), asyncio.Event()
+    world = World(topics=topics)
+    slow = Client(world, "a", topics=frozenset(), regex="slow|ord.*")
+    await converge(slow)
+    await world.clock.advance(REFRESH_MS // 2)
+    waiting = Client(world, "b", topics=frozenset(), regex="ord.*")
+    await converge(slow, waiting)
+    match = TopicRegexes._match
+
+    async def match_slowly(regexes: TopicRegexes, pattern: Any, viewer: TopicViewer) -> Any:
+        if pattern.matches("slow"):
+            has_begun.set()
+            await may_end.wait()
+        return await match(regexes, pattern, viewer)
+
+    monkeypatch.setattr(TopicRegexes, "_match", match_slowly)
+    await world.clock.advance(REFRESH_MS // 2)
+    monkeypatch.setattr(member_requests, "SEARCH_SECONDS", 60)
+    waiting.missed_answer = True
+    heartbeat = asyncio.create_task(waiting.heartbeat())
+    await has_begun.wait()
+    monkeypatch.setattr(member_requests, "SEARCH_SECONDS", 0)
+    topics.counts["orders-eu"] = 2
+    await world.clock.advance(REFRESH_MS // 2)
+    joining = Client(world, "c", topics=frozenset(), regex="ord.*")
+    assert (await joining.heartbeat()).error is ErrorCode.NONE
+    assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
+    may_end.set()
+    assert (await heartbeat).error is ErrorCode.NONE
+    assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
