@@ -6,7 +6,8 @@ turns of HttpTransport include the decryption. During the handshake, a connectio
 turn, in the time of unauthenticated connections.
 
 Rules. The protocol is called after the handshake only. Errors of TLS close the connection, after
-the alert that names them.
+the alert that names them. While the socket has more to send than its limit, nothing is decrypted:
+TLS itself answers some messages, so a client that reads nothing would fill the memory.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ class TlsTransport(HttpTransport):
         self._is_established = False
         self._is_ended = False  # by the client, with the sign of TLS
         self._is_closing = False
+        self._is_full = False  # the socket: it has more to send than its limit
         self.handshake_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # Called by the transport of the socket ----------------------------------------
@@ -72,20 +74,37 @@ class TlsTransport(HttpTransport):
         self._end_handshake()
 
     def pause_writing(self) -> None:
-        """Let the protocol write no more."""
+        """Let the protocol write no more, and decrypt nothing."""
+        self._is_full = True
+        if not self._is_queued and not self.is_closing():
+            self._socket.pause_reading()
         if self._is_established:
             super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Let the protocol write again."""
+        """Let the protocol write again, and decrypt what has arrived."""
+        self._is_full = False
         if self._is_established:
             super().resume_writing()
+        if not self._is_paused:
+            self.resume_reading()
 
     # Called by the protocol -------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return the context of TLS, or information about the socket."""
         return self._context if name == "sslcontext" else super().get_extra_info(name, default)
+
+    def is_reading(self) -> bool:
+        """Return whether the protocol gets what arrives."""
+        return super().is_reading() and not self._is_full
+
+    def resume_reading(self) -> None:
+        """Read again, as soon as the socket has sent enough."""
+        if self._is_full:
+            self._is_paused = False
+        else:
+            super().resume_reading()
 
     def is_closing(self) -> bool:
         """Return whether the connection is closed, or will be when all is sent."""

@@ -13,6 +13,7 @@ from tests.support.certificates import Authority
 CIPHER = "TLS_AES_256_GCM_SHA384"
 HANDSHAKE, APPLICATION_DATA = 22, 23
 KEY_UPDATE = bytes((24, 0, 0, 1, 0))  # without a request for one of the server
+KEY_UPDATE_REQUEST = bytes((24, 0, 0, 1, 1))
 
 
 class ClientRecords:
@@ -21,11 +22,11 @@ class ClientRecords:
     def __init__(self, secret: bytes) -> None:
         self._use(secret)
 
-    def key_updates(self, count: int) -> bytes:
+    def key_updates(self, count: int, message: bytes = KEY_UPDATE) -> bytes:
         """Return messages that each replace the client's key."""
         updates = []
         for _ in range(count):
-            updates.append(self._encrypt(KEY_UPDATE, HANDSHAKE))
+            updates.append(self._encrypt(message, HANDSHAKE))
             self._use(_expand(self._secret, b"traffic upd", 48))
         return b"".join(updates)
 

@@ -1,6 +1,7 @@
 """The HTTP API over TLS: own client, certificates at a reload, peers that finish no handshake."""
 
 import asyncio
+import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
 from broker.event_loop.loop_turns import UNAUTHENTICATED_ROUND_SECONDS
 from broker.http import tls_listener
+from broker.http.tls_transport import RECEIVE_BYTES, TlsTransport
 from broker.lifecycle.reload import Secrets
 from broker.network.tls_channel import TlsChannel
 from broker.security.tls import load_server_tls
@@ -20,6 +22,8 @@ from config.security.clients import ClientSecurity, ClientTls
 from tests.support import key_updates
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.certificates import Authority
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.key_updates import KEY_UPDATE_REQUEST
 from tests.support.storage.memory_env import MemoryEnv
 
 TOKEN = "0123456789abcdef"
@@ -145,6 +149,43 @@ async def test_a_request_in_many_records_is_answered_over_a_connection_that_stay
         while b"}" not in answer:
             answer += await client.read()
         assert answer.startswith(b"HTTP/1.1 ")
+    client.writer.close()
+
+
+async def test_a_client_that_reads_no_key_updates_gets_few_of_them(
+    broker: Broker, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transports = list[TlsTransport]()
+    join = TlsTransport._join
+
+    def join_with_small_buffer(transport: TlsTransport, to: asyncio.BaseTransport) -> None:
+        join(transport, to)
+        transports.append(transport)
+        to.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    monkeypatch.setattr(TlsTransport, "_join", join_with_small_buffer)
+    client = await key_updates.connect(broker.http.address.port, authority)
+    (transport,) = transports
+    _, high = transport.get_write_buffer_limits()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.writer.write(client.records.data(b"GET /api/v1 HTTP/1.1\r\nHost: localhost\r\nX: "))
+
+    def sends_until_full() -> bool:
+        if transport.is_reading():
+            updates = client.records.key_updates(500, KEY_UPDATE_REQUEST)
+            client.writer.write(updates + client.records.data(b"x"))
+        return not transport.is_reading()
+
+    await until(sends_until_full)
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert high < transport.get_write_buffer_size() < high + RECEIVE_BYTES
+    client.writer.write(client.records.data(b"\r\n\r\n"))
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += await client.read()
+    assert answer.startswith(b"HTTP/1.1 401 ")
     client.writer.close()
 
 
