@@ -14,7 +14,7 @@ from broker.handlers.produce import produce
 from broker.network.request_context import RequestContext, Services
 from broker.quotas.muted_http_users import MutedHttpUsers, ThrottledError
 from broker.security.authorizer import UnlimitedAuthorizer
-from broker.security.principal import Principal, client_of
+from broker.security.principal import USER, Principal, client_of
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, decode_response, encode_request
 from protocol.messages import Message
@@ -56,8 +56,9 @@ class Administration:
         return await self._dispatcher.call(context, header, body)
 
     def check_muted(self, principal: Principal) -> None:
-        """Raise ThrottledError while the sender is over a quota."""
-        self._muted.check(principal.name)
+        """Raise ThrottledError while the sender is over a quota. Those of users limit no token."""
+        if principal.kind == USER:
+            self._muted.check(principal.name)
 
     def check_changes(self, principal: Principal, host: str) -> None:
         """Raise ThrottledError while the sender's next change of the metadata has to wait."""
@@ -82,7 +83,8 @@ class Administration:
     def charge_read(self, principal: Principal, record_bytes: int) -> None:
         """Count bytes of records that the sender has read, for its quota of fetched bytes."""
         quotas = self._services.quotas
-        throttle_ms = quotas.charge_fetch(quotas.meters(principal.name, CLIENT_ID), record_bytes)
+        meters = quotas.meters(principal.name, CLIENT_ID)
+        throttle_ms = quotas.charge_fetch(meters, record_bytes, is_sent=True)
         if throttle_ms:
             self._muted.mute(principal.name, throttle_ms / 1000)
 

@@ -161,15 +161,20 @@ class ClientQuotas:
         self._rate(meter).record(request_bytes, now)
         return self._throttle_ms(meter, self._rate(meter).throttle_seconds(meter.limit, now))
 
-    def charge_fetch(self, meters: ClientMeters, record_bytes: int) -> int:
-        """Count the bytes of a fetch response, unless it has to be sent without records."""
+    def charge_fetch(
+        self, meters: ClientMeters, record_bytes: int, *, is_sent: bool = False
+    ) -> int:
+        """Count the bytes of a fetch response, unless it has to be sent without records.
+
+        `is_sent`: the records are sent anyway.
+        """
         meter = meters.fetch
         if meter is None:
             return 0
         now, rate = self._now(), self._rate(meter)
         rate.record(record_bytes, now)
         throttle_ms = self._throttle_ms(meter, rate.throttle_seconds(meter.limit, now))
-        if throttle_ms:
+        if throttle_ms and not is_sent:
             rate.record(-record_bytes, now)
         return throttle_ms
 

@@ -13,6 +13,7 @@ from broker.app import Broker
 from broker.groups.classic.subscription import encode_assignment_sliced
 from broker.http.api.kafka.client import VERSIONS
 from broker.http.api.kafka.topic_changes import TopicChanges
+from broker.inspection.record_reader import RecordReader
 from broker.logging import recent_audit_events
 from broker.security.authorizer import Authorizer
 from protocol import messages as m
@@ -605,6 +606,30 @@ async def test_a_user_over_a_byte_quota_is_refused_until_it_is_met_again(
     assert (await send(broker, "GET", ORDERS, "viewer"))[0] == 200
 
 
+async def test_pages_that_a_user_requests_at_the_same_time_count_together(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(broker, 100)
+    limit, pages = 1.0, 4
+    broker.quotas.update({(("user", "owner"),): {"consumer_byte_rate": limit}})
+    scanned, all_wait = list[int](), asyncio.Barrier(pages)
+    read_page = RecordReader.read_page
+
+    async def read_together(self: RecordReader, *arguments: Any) -> Any:
+        await all_wait.wait()
+        page = await read_page(self, *arguments)
+        scanned.append(page.scanned_bytes)
+        return page
+
+    monkeypatch.setattr(RecordReader, "read_page", read_together)
+    answers = await asyncio.gather(*(send(broker, "GET", RECORDS) for _ in range(pages)))
+    assert [status for status, _ in answers] == [200] * pages
+    status, answer = await send(broker, "GET", RECORDS)
+    assert status == 429
+    seconds = float(answer["detail"].rpartition(" in ")[2].removesuffix(" s"))
+    assert seconds > 0.9 * sum(scanned) / limit
+
+
 async def test_the_time_of_every_http_request_counts_for_the_quota_of_its_user(
     broker: Broker,
 ) -> None:
@@ -623,3 +648,14 @@ async def test_a_token_that_may_do_everything_is_not_limited_by_request_time(
     broker.quotas.update({(("user", None),): {"request_percentage": 1e-6}})
     bearer = {"Authorization": f"Bearer {token}"}
     assert [(await send(broker, "GET", "/metrics", **bearer))[0] for _ in range(3)] == [200] * 3
+
+
+async def test_a_user_with_the_name_of_the_token_does_not_lock_it_out(tmp_path: Path) -> None:
+    token = "t" * 16
+    bearer = {"Authorization": f"Bearer {token}"}
+    async with broker_with_users(tmp_path, ("http",), lambda *_: True, seed=1) as broker:
+        broker.http.server.authentication.tokens = (token.encode(),)
+        broker.quotas.update({(("user", None),): {"request_percentage": 1e-6}})
+        assert [(await send(broker, "GET", TOPICS, "http"))[0] for _ in range(2)] == [200, 429]
+        for _ in range(2):  # the second time after a handler of Kafka's protocol
+            assert (await send(broker, "GET", f"{TOPICS}/none", **bearer))[0] == 404
