@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from config.json_text import is_unicode
 from pipeline.errors import JobError
 from pipeline.tables.columns import quoted
 
@@ -152,7 +153,7 @@ class JsonLines:
         except (ValueError, RecursionError) as error:
             excerpt = line[:EXCERPT_CHARACTERS_MAX]
             return f"the line {excerpt!r} is not one JSON value: {error}"
-        if "\\u" in line and not _is_unicode(value):
+        if "\\u" in line and not is_unicode(value):
             excerpt = line[:EXCERPT_CHARACTERS_MAX]
             return f"the line {excerpt!r} has half of a surrogate pair, which is no character"
         if (number := _inexact(value, self._schema)) is not None:
@@ -161,14 +162,6 @@ class JsonLines:
                 " numbers of this column as strings"
             )
         return None
-
-
-def _is_unicode(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _inexact(value: Any, kind: "DataType") -> int | float | None:

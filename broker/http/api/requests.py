@@ -16,6 +16,7 @@ from broker.http.audited import note_no_change
 from broker.http.observation import Handler
 from broker.http.server import error_response
 from cleaner.host import NotServedError
+from config.json_text import is_unicode
 from storage.errors import NoRoomError
 from storage.model import TopicPartition
 
@@ -153,7 +154,7 @@ async def json_object(request: web.Request, allowed: Collection[str]) -> dict[st
         raise ApiError(400, "expected a JSON object as the body")
     if len(body) > SMALL_BODY_BYTES:
         await yield_to_loop()  # to parse more may take most of a turn
-    if _may_have_surrogates(body) and not _is_unicode(document):
+    if _may_have_surrogates(body) and not is_unicode(document):
         raise ApiError(400, "the body has a string that is not Unicode: half of a surrogate pair")
     for key in document:
         if key not in allowed:
@@ -170,15 +171,6 @@ def _may_have_surrogates(body: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return _SURROGATE.search(body) is not None
-
-
-def _is_unicode(document: dict[str, Any]) -> bool:
-    """Return whether the strings can be encoded; JSON escapes can name half a character."""
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        return False
-    return True
 
 
 async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
