@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -171,7 +172,7 @@ def launcher_home(java: Java, cache: Path) -> Path:
     dropped = [VECTOR_OPTION, *([SECURITY_OPTION] if java.feature >= 24 else [])]
     text = _LAUNCHER.format(java=in_quotes(real), dropped="|".join(dropped))
     if not launcher.exists() or launcher.read_text() != text:
-        write_whole(launcher, text, mode=0o755)
+        write_whole(launcher, text, mode=0o777)
     return home
 
 
@@ -184,18 +185,17 @@ def class_archive(java: Java, cache: Path, spark_folder: str, spark_version: str
     return cache / f"spark-{spark_version}-java-{java.feature}-{path_digest(name)}.jsa"
 
 
-def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file atomically."""
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """Replace a file atomically; the umask applies to `mode`."""
+    data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    partial = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(partial, mode)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def in_quotes(path: str) -> str:

@@ -256,7 +256,7 @@ def _python_launcher(cache: Path) -> Path:
     path = cache / f"python-{path_digest(sys.executable)}"
     text = _PYTHON.format(python=in_quotes(sys.executable))
     if not path.exists() or path.read_text() != text:
-        write_whole(path, text, mode=0o755)
+        write_whole(path, text, mode=0o777)
     return path
 
 

@@ -7,7 +7,6 @@ Rules
 """
 
 import time
-import uuid
 from base64 import b64decode
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -48,6 +47,7 @@ from pipeline.command import (
 from pipeline.compaction.indexing import PartitionIndex, index_partitions
 from pipeline.compaction.stage_runs import StageRunner
 from pipeline.engines.engine import Engine
+from pipeline.engines.java import write_whole
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.records.key_text import key_text
@@ -230,7 +230,9 @@ def write_segments(result: SurveyResult, path: Path) -> None:
             for dataclass_field in fields(SegmentFigures)
         ]
     )
-    _write_whole(path, lambda beside: pq.write_table(pa.Table.from_pylist(rows, schema), beside))
+    output = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema), output)
+    write_whole(path, output.getvalue().to_pybytes())
 
 
 def write_report(result: SurveyResult, path: Path) -> None:
@@ -238,16 +240,7 @@ def write_report(result: SurveyResult, path: Path) -> None:
     from pipeline.report.page import page
 
     text = page(result.topics, made_ms=int(time.time() * 1000))
-    _write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
-
-
-def _write_whole(path: Path, write: Any) -> None:
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write(beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, text)
 
 
 def _selected_topics(topics: Sequence[str], is_all: bool, cluster: Cluster) -> list[str]:
