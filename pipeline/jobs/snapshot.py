@@ -114,7 +114,7 @@ def snapshot(
             versions={STATE_ID: NO_STATE}
             if as_of.all_records
             else table_versions(broker, topic, state, place),
-            before=lambda: check_open_part(broker.client, topic, state),
+            before=lambda: check_open_part(broker.client, broker.cluster, topic, state),
         )
         seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
         table = table_result(topic, made, reading.transport, state.partitions, seconds)

@@ -18,7 +18,7 @@ from cleaner.job import CleanJob
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.lease import Lease
-from pipeline.client.topics import TopicBounds, read_topic
+from pipeline.client.topics import TopicBounds, fetch_topic_id, read_topic
 from pipeline.compaction.indexing import PartitionIndex, index_partitions
 from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
@@ -104,9 +104,7 @@ def open_state(
             index.job, source, requested, survivors=index.survivors, skip=empty,
             task_bytes=reading.limits.task_bytes,
         )  # fmt: skip
-    state = TopicState(rows_of(reading.spark, tasks, requested), [])
-    for planned in reading.lease.plan.partitions:
-        state.topic_id = planned.topic_id
+    state = TopicState(rows_of(reading.spark, tasks, requested), [], topic_id=_topic_id(reading))
     if as_of is None:  # the cleaner may have passed earlier offsets long ago
         state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []
@@ -171,7 +169,12 @@ def all_records(
             reading.spark, reading.cluster, reading.lease.plan.topic, rest, tails, columns=columns
         )
         frame = frame.unionByName(open_part)
-    return TopicState(frame, partitions, tails)
+    return TopicState(frame, partitions, tails, topic_id=_topic_id(reading))
+
+
+def _topic_id(reading: Reading) -> bytes:
+    """Return the id of the leased topic; empty if no partition was leased."""
+    return next((planned.topic_id for planned in reading.lease.plan.partitions), b"")
 
 
 def _jobs(reading: Reading, bounds: TopicBounds) -> dict[int, CleanJob]:
@@ -285,11 +288,17 @@ def fetch_cleaned_end_offset(client: ApiClient, topic: str, partition: int) -> i
     return read_cleaner_progress(client, topic, partition).cleaned_end_offset
 
 
-def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
-    """Check after reading that no later record made the cleaner clean an open part meanwhile.
+def check_open_part(client: ApiClient, cluster: Cluster, topic: str, state: TopicState) -> None:
+    """Check after reading that an open part is still that of the leased topic, and that no later
+    record made the cleaner clean it meanwhile.
 
-    Raises JobError (STALE).
+    Raises JobError (STALE), UnknownTopicError, WireError.
     """
+    if state.tails and any(state.topic_id) and fetch_topic_id(cluster, topic) != state.topic_id:
+        raise JobError(
+            f"{topic} was deleted and created again while the job read it; try again",
+            exit_codes.STALE,
+        )
     for partition, end in state.tails.items():
         cleaned = fetch_cleaned_end_offset(client, topic, partition)
         if cleaned is not None and cleaned > end:

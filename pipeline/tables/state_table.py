@@ -147,7 +147,7 @@ def make_table(
             place,
             table_notes("latest", topic, state),
             versions=table_versions(broker, topic, state, place),
-            before=lambda: check_open_part(broker.client, topic, state),
+            before=lambda: check_open_part(broker.client, broker.cluster, topic, state),
         )
     seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
     return table_result(topic, made, transport, state.partitions, seconds)

@@ -5,23 +5,25 @@ import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient
 
 from admin.client import ApiClient
 from admin.command import TOPICS_HINT
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.cli import pipeline
-from pipeline.client.topics import as_job_errors
+from pipeline.client.topics import as_job_errors, fetch_topic_id
 from pipeline.errors import JobError
 from pipeline.progress import SilentReporter
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.open_topic import Clients
+from pipeline.tables.state import TopicState, check_open_part
 from pipeline.tables.state_table import latest, make_table, release
 from pipeline.tables.target import Format, target
 from storage.format.batch import ControlType
@@ -136,6 +138,22 @@ def test_transactions_count_by_how_they_ended(
     table = read_table(tmp_path / "t", "delta")
     assert_state(table, model)
     assert b"committed" in table.column("value").to_pylist()
+
+
+def test_an_open_part_is_not_taken_from_a_topic_that_was_created_again(
+    broker: VarveBroker, addresses: Clients, topic: str
+) -> None:
+    """The records before an open transaction are read last, and not from leased segments."""
+    make_topic(broker, topic)
+    topic_id = fetch_topic_id(addresses.cluster, topic)
+    state = TopicState(cast(Any, None), [], tails={0: 1}, topic_id=topic_id)
+    check_open_part(addresses.client, addresses.cluster, topic, state)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
+    make_topic(broker, topic)
+    with pytest.raises(JobError, match="created again while the job read it") as raised:
+        check_open_part(addresses.client, addresses.cluster, topic, state)
+    assert raised.value.code == exit_codes.STALE
 
 
 EMPTY = ([], [(None, b"keyless")], [(b"k", None), (b"l", None)])
