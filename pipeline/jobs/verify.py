@@ -29,6 +29,7 @@ from pipeline.client.topics import (
     cluster_errors,
     fetch_bounds,
     fetch_settings,
+    fetch_topic_id,
     reach_topic,
     read_offsets,
     read_topic,
@@ -602,6 +603,7 @@ def command(
     ):
         reporter.note("reading and comparing")
         verifier = Verifier(spark, client, cluster, topic, partitions, examples)
+        topic_id = fetch_topic_id(cluster, topic)
         match mode:
             case "view":
                 result = verifier.view()
@@ -612,6 +614,11 @@ def command(
             case _:
                 keyless = null_keys == "keep"
                 result = verifier.table(str(table), table_format, ends, keyless=keyless)
+        if fetch_topic_id(cluster, topic) != topic_id:
+            raise JobError(
+                f"{topic} was deleted and created again during the check; try again",
+                exit_codes.STALE,
+            )
     show(answer(result), as_json, lambda _: lines(result))
     if result.exit_code != exit_codes.DONE:
         raise SystemExit(result.exit_code)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient
 
 from config import exit_codes
 from pipeline.cli import pipeline
 from pipeline.jobs import verify
-from pipeline.jobs.verify import VerifyResult, lines
+from pipeline.jobs.verify import Verifier, VerifyResult, lines
 from tests.pipeline.planted import (
     START_MS,
     VIEW,
@@ -62,6 +63,23 @@ def test_the_command_ends_with_four_where_something_is_wrong(
     ]
     done = invoke(broker, topic, "--against", copy)
     assert done.stdout.splitlines()[-1] == f"{copy} is not correct"
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_a_topic_that_was_created_again_during_the_check_is_not_judged(
+    broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create_again(_: object) -> VerifyResult:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.delete_topics([topic])[topic].result(30)
+        make_topic(broker, topic, 1, cleanup_policy="compact")
+        return VerifyResult(topic, topic, "alone", {})
+
+    make_topic(broker, topic, 1, cleanup_policy="compact")
+    monkeypatch.setattr(Verifier, "alone", create_again)
+    done = invoke(broker, topic)
+    assert done.exit_code == exit_codes.STALE
+    assert f"{topic} was deleted and created again during the check" in done.stderr
 
 
 @pytest.mark.usefixtures("shared_session")
