@@ -51,6 +51,7 @@ SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
 # of throttled replicas; the lists have no effect.
 TOPIC_SETTINGS_BYTES_MAX: Final = 4_096
 DENIED: Final = "Authorization failed."
+TWICE: Final = "the request names this topic twice"
 ENGINE: Final = "varve.cleaner.engine"
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
 REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
@@ -110,7 +111,7 @@ async def create_topics(
             if not may_create_all and not context.may_topic(Operation.CREATE, request.name):
                 raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             if seen[request.name] > 1:
-                raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
+                raise TopicError(ErrorCode.INVALID_REQUEST, TWICE)
             creator = None if may_create_all else context.creator
             new_topic = await _new_topic(context, request, creator, turns)
             if body.validate_only:
@@ -242,16 +243,23 @@ async def delete_topics(
     services, turns = context.services, Turns()
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_DELETE)
     responses: list[DeleteTopicsResponseTopic] = []
-    deletable: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
+    named: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
     for name, topic_id in requested:
         await turns.take()
         topic = _topic_to_delete(context, name, topic_id)
         if isinstance(topic, Topic):
             response = DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
-            deletable.append((response, topic))
+            named.append((response, topic))
             responses.append(response)
         else:
             responses.append(topic)
+    counts = Counter([topic.topic_id async for _, topic in turns.over(named)])
+    deletable: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
+    async for response, topic in turns.over(named):
+        if counts[topic.topic_id] > 1:  # as Kafka: neither row deletes it
+            response.error_code, response.error_message = ErrorCode.INVALID_REQUEST, TWICE
+        else:
+            deletable.append((response, topic))
     deleted = await services.metadata_service.delete_all(
         [topic for _, topic in deletable], quota.charge, client=context.client
     )

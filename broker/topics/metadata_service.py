@@ -508,7 +508,10 @@ class MetadataService:
         *,
         client: Hashable = None,
     ) -> list[TopicResult]:
-        """Delete these topics, and no others of their names, in groups; return their results."""
+        """Delete these topics, and no others of their names, in groups; return their results.
+
+        No topic is there twice.
+        """
         change = partial(self._delete_group, charge=charge)
         return await self._in_groups(change, topics, client)
 
@@ -525,9 +528,6 @@ class MetadataService:
                 if self._topics.existing(topic.name) is not topic:
                     another = f"another topic is named {topic.name} now"
                     raise TopicError(ErrorCode.UNKNOWN_TOPIC_ID, another)
-                if topic in permitted:
-                    twice = f"the request names topic {topic.name} twice"
-                    raise TopicError(ErrorCode.INVALID_REQUEST, twice)
                 if charge is not None:
                     charge(topic.partition_count)
             except TopicError as error:

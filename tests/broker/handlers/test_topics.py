@@ -63,6 +63,27 @@ async def test_results_of_created_and_refused_topics_are_in_the_order_of_the_req
         assert broker.views.get("orders.compacted") is not None
 
 
+async def test_a_topic_that_a_request_names_twice_is_not_deleted() -> None:
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        topics = {name: await broker.metadata_service.create(name, 1, {}) for name in ("a", "b")}
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        both = [
+            m.DeleteTopicsRequestTopic(name="a"),
+            m.DeleteTopicsRequestTopic(name=None, topic_id=ids["a"]),
+            m.DeleteTopicsRequestTopic(name="b"),
+        ]
+        for version, body in (
+            (6, m.DeleteTopicsRequest(topics=both)),
+            (5, m.DeleteTopicsRequest(topic_names=["a", "b", "a"])),
+        ):
+            answer: Any = await kafka_request(broker, ApiKey.DELETE_TOPICS, body, version)
+            codes = [(row.name, row.error_code) for row in answer.responses]
+            b_code = ErrorCode.NONE if version == 6 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            refused = ("a", ErrorCode.INVALID_REQUEST)
+            assert sorted(codes) == [refused, refused, ("b", b_code)]
+            assert "a" in broker.topics
+
+
 async def test_validate_only_checks_each_topic_alone() -> None:
     async with broker_in_memory(MemoryEnv(seed=2), limits={"partitions": 1}) as broker:
         before = broker.manager.metadata
