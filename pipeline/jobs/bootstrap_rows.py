@@ -24,7 +24,7 @@ MICROSECONDS: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 # Otherwise Spark omits nulls, and writes milliseconds.
 JSON_OPTIONS: Final = {
     "ignoreNullFields": "false",
-    "timestampFormat": f"{MICROSECONDS}X",
+    "timestampFormat": f"{MICROSECONDS}ZZZZZ",  # Z, or such as +01:00
     "timestampNTZFormat": MICROSECONDS,
 }
 WHOLE: Final = ("bigint", "int", "smallint", "tinyint")

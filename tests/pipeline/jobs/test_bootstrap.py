@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 START_MS = 1_700_000_000_000
+ZONE = "spark.sql.session.timeZone"
 COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers")
 # org.apache.kafka.common.utils.UtilsTest.testMurmur2
 JAVA_MURMUR2 = {
@@ -386,6 +387,12 @@ def test_json_of_columns_has_the_microseconds_of_times(spark: "SparkSession") ->
     (row,) = shaped(table, RowMapping(keys=("t",), values=("n",), value_as="json")).collect()
     assert bytes(row.key) == b'{"t":"1969-12-31T23:59:59.999999Z"}'
     assert bytes(row.value) == b'{"n":"2026-05-01T00:00:00.000001"}'
+    spark.conf.set(ZONE, "+01:00")
+    try:
+        (row,) = shaped(table, RowMapping(keys=("t",), values=("n",), value_as="json")).collect()
+    finally:
+        spark.conf.set(ZONE, "UTC")
+    assert bytes(row.key) == b'{"t":"1970-01-01T00:59:59.999999+01:00"}'
 
 
 # The command line ---------------------------------------------------------------------------
