@@ -311,7 +311,8 @@ class MemberRequests:
         if isinstance(live, LiveConsumerGroup) and not request.leaves:
             found = await self._refreshed(live, viewer)
             stored = live.regexes()  # other members may have brought newer topics meanwhile
-            resolved = {e: found[e] for e in found.keys() & stored if self._is_outdated(stored[e])}
+            outdated = [each for each in found.keys() & stored if self._is_outdated(stored[each])]
+            resolved = {each: found[each] for each in outdated}
         return resolved if expression is None or own is None else resolved | {expression: own}
 
     def _is_outdated(self, resolved: ResolvedRegex) -> bool:

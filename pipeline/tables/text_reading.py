@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 EXCERPT_CHARACTERS_MAX: Final = 80
-_NULL: Final = "\0null\0"  # what Spark takes an empty field without quotes for
+_NULL: Final = "\0null\0"  # what Spark reads for an empty field without quotes
 
 
 def read_csv(spark: "SparkSession", path: str) -> "DataFrame":
