@@ -37,6 +37,7 @@ from pipeline.client.topics import (
 from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
+from pipeline.records.columns import arrow_schema
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
 from pipeline.tables.delta import check_topic_id, delta_reason
@@ -166,6 +167,7 @@ def follow(
     result.seconds["table"] = time.monotonic() - started
     check_topic_id(_table(path), topic, fetch_topic_id(broker.cluster, topic))
     versions = check_table(topic, path, places, numbers)
+    check_types(spark, path, forms)
     _check_truncation(broker, read_reached(_table(path), topic, versions))
     guard = DeleteGuard(
         topic, numbers, versions, read_safe_ms(_table(path), topic),
@@ -230,6 +232,28 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
     read = {number: end.offset for number, end in last_ends(checkpoint, topic).items()}
     check_no_gap(f"{checkpoint} is ahead of the table", topic, read, versions)
     return versions
+
+
+def check_types(spark: "SparkSession", path: Path, forms: Forms) -> None:
+    """Check that keys and values get the types of the table. Raises JobError (USAGE).
+
+    delta-rs would cast them, and could change them without an error.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    frame = forms.applied(spark.createDataFrame([], from_arrow_schema(arrow_schema(COLUMNS))))
+    # Both through Arrow: a table does not have all types of Spark.
+    requested = from_arrow_schema(to_arrow_schema(frame.schema, timezone="UTC"))
+    existing = from_arrow_schema(pa.schema(_table(path).schema().to_arrow()))
+    for name in ("key", "value"):
+        kinds = [schema[name].dataType.simpleString() for schema in (existing, requested)]
+        if kinds[0] != kinds[1]:
+            raise JobError(
+                f"column {name} of {path} is {kinds[0]}, and --{name}-as makes it {kinds[1]}. Use"
+                f" the --{name}-as with which the table was made, or --overwrite",
+                exit_codes.USAGE,
+            )
 
 
 def _check_truncation(broker: Clients, reached: Mapping[TopicPartition, EndOffset]) -> None:

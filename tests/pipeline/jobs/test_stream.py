@@ -106,6 +106,31 @@ def test_a_batch_that_was_cut_short_counts_once(
     assert result.batches == (1 if committed else 2)
 
 
+def test_a_table_keeps_the_types_of_its_keys_and_values(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1")])
+    bytes_path, json_path = tmp_path / "bytes", tmp_path / "json"
+    form = Form.parse("json:n double, at timestamp, d decimal(9, 2)")
+    columns = Forms(value=form, exact_keys=True, null_malformed=True)
+    caught_up(spark, addresses, topic, bytes_path)
+    caught_up(spark, addresses, topic, json_path, forms=columns)
+    stream.check_types(spark, json_path, columns)
+    write(broker, topic, [(b"a", b"\xff")])
+    others = (
+        (bytes_path, Forms(value=Form("string"), exact_keys=True), "column value of .* is binary"),
+        (bytes_path, Forms(Form("string"), exact_keys=True), "column key of .* is binary"),
+        (json_path, Forms(value=Form.parse("json:n long"), exact_keys=True), "struct<n:double,at:"),
+    )
+    for path, forms, reason in others:
+        with pytest.raises(JobError, match=reason) as raised:
+            caught_up(spark, addresses, topic, path, forms=forms)
+        assert raised.value.code == exit_codes.USAGE
+    caught_up(spark, addresses, topic, bytes_path)
+    assert read_table(bytes_path, "delta").column("value").to_pylist() == [b"\xff"]
+
+
 def test_a_table_never_goes_back(
     spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
