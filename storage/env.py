@@ -148,8 +148,11 @@ class Env(Protocol):
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
         """Set the time of the last modification. `File.sync` does not make it durable."""
 
-    def mkdir(self, path: str) -> None:
-        """Create a folder and its parents; no error if it exists."""
+    def mkdir(self, path: str, *, parents: bool = True) -> None:
+        """Create a folder, and its parents if they are missing; no error if it exists.
+
+        Without `parents`, raises FileNotFoundError if its parent is missing.
+        """
 
     def rename(self, src: str, dst: str) -> None:
         """Rename `src` to `dst` atomically; replace a file of that name."""
@@ -594,10 +597,13 @@ class RealEnv:
         """See Env."""
         os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, *, parents: bool = True) -> None:
         """See Env."""
         try:
-            os.makedirs(path, exist_ok=True)
+            if parents:
+                os.makedirs(path, exist_ok=True)
+            elif not os.path.isdir(path):
+                os.mkdir(path)
         except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 

@@ -1,11 +1,15 @@
-"""The disk transport: the lease's directories are on this host, nothing is copied."""
+"""The disk transport: the lease's directories are on this host, nothing is copied.
+
+The broker removes these directories when the lease ends, and with the topic. A task does not make
+them again: the next start of the broker would find the folder of a partition.
+"""
 
 import os
 from collections.abc import Sequence
 
 from cleaner.job import CleanJob
 from pipeline.transport import OUT, SCRATCH
-from storage.env import Env, mkdir_durably
+from storage.env import Env
 
 
 class DiskTransport:
@@ -20,11 +24,12 @@ class DiskTransport:
 
     def outputs(self, job: CleanJob, folder: str) -> str:
         """See Transport."""
-        path = f"{_out_directory(job)}/{folder}"
-        if folder.startswith(SCRATCH):
-            self._env.mkdir(path)
-        else:
-            mkdir_durably(self._env, path)
+        directory = _out_directory(job)
+        path = f"{directory}/{folder}"
+        for each in (directory, path):
+            self._env.mkdir(each, parents=False)
+        if not folder.startswith(SCRATCH):
+            self._env.sync_dir(directory)
         return path
 
     def deliver(self, job: CleanJob, folder: str, names: Sequence[str]) -> None:

@@ -370,6 +370,18 @@ def test_a_file_that_another_user_has_left_is_replaced(
     assert env.listdir("/d") == ["a"]
 
 
+def test_a_folder_without_its_parent_is_not_made_if_that_is_wanted(env: Env, root: str) -> None:
+    parent = os.path.join(root, "a")
+    path = os.path.join(parent, "b")
+    with pytest.raises(FileNotFoundError):
+        env.mkdir(path, parents=False)
+    assert not env.is_dir(parent)
+    env.mkdir(parent)
+    env.mkdir(path, parents=False)
+    env.mkdir(path, parents=False)
+    assert env.is_dir(path)
+
+
 def test_making_folders_durably_makes_all_of_them(env: Env, root: str) -> None:
     path = os.path.join(root, "a", "b", "c")
     mkdir_durably(env, path)

@@ -114,9 +114,9 @@ class HungEnv(MemoryEnv):
         self._wait_to_write(dst)
         super().link(src, dst)
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, *, parents: bool = True) -> None:
         self._wait_to_write(path)
-        super().mkdir(path)
+        super().mkdir(path, parents=parents)
 
     def _pwrite(self, inode: Any, path: str, data: bytes, position: int) -> None:
         self._wait_to_write(path)

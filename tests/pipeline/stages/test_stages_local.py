@@ -1,6 +1,7 @@
 """The stages on processes and a disk: the cleaner's bytes, also when a process is killed."""
 
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ def jobs_on_disk(tmp_path: Path, partitions: int) -> list[CleanJob]:
         env, job = some_log(rng, transactions=partition % 2 == 1)
         directory = tmp_path / str(partition) / "in"
         directory.mkdir(parents=True)
+        (directory.parent / "out").mkdir()
         for name in env.listdir(job.directory):
             if name.endswith((".log", ".index", ".timeindex", ".txnindex")):
                 (directory / name).write_bytes(env.read_file(f"{job.directory}/{name}"))
@@ -95,3 +97,15 @@ def test_inputs_that_are_gone_fail_the_stage(
         clean_partitions(engine, [job], source_of, limits)
     folders = [path for path in Path(out_of(job)).iterdir() if not path.name.startswith("scratch-")]
     assert folders == []
+
+
+def test_a_stage_does_not_make_the_folder_of_an_ended_lease_again(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    """With its topic deleted, it would be the folder of a partition."""
+    (job,) = jobs_on_disk(tmp_path, 1)
+    lease = Path(job.directory).parent
+    shutil.rmtree(lease)
+    with pytest.raises(StageFailedError):
+        clean_partitions(engine, [job], source_of, WHOLE)
+    assert not lease.exists()

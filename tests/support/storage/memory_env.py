@@ -453,9 +453,11 @@ class MemoryEnv:
         inode.mtime_ms = mtime_ms
         inode.changed = next(_STAMPS)
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, *, parents: bool = True) -> None:
         with self._mutex:
             folder = self._root
+            if not parents and not isinstance(self._find(os.path.dirname(path)), _Folder):
+                raise _os_error(errno.ENOENT, path)
             for part in _parts(path):
                 node = folder.names.get(part)
                 if isinstance(node, _Inode):
