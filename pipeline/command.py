@@ -3,6 +3,7 @@
 Results go to standard output, as lines or as one JSON document. Errors go to standard error.
 """
 
+import errno
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from config import exit_codes
 from config.units import parse_size
 from pipeline.client.lease import LeaseRequestError
 from pipeline.engines.engine import Engine, LocalEngine, StageFailedError
-from pipeline.errors import JobError
+from pipeline.errors import JobError, as_disk_error
 from pipeline.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -262,6 +263,10 @@ def exit_on_error(function: Callable[P, None]) -> Callable[P, None]:
             fail(refusal_text(error), exit_codes.of_status(error.status))
         except UnreachableError as error:
             fail(str(error), exit_codes.UNREACHABLE)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # see `as_job_errors`
+                raise
+            fail(str(as_disk_error(error)))
         except KeyboardInterrupt:
             fail("interrupted; nothing was published", exit_codes.INTERRUPTED)
 

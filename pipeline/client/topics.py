@@ -31,7 +31,7 @@ from pipeline.client.wire_errors import (
     UnreachableBrokerError,
 )
 from pipeline.engines.spark_session import first_line, spark_reason
-from pipeline.errors import JobError
+from pipeline.errors import JobError, as_disk_error
 from protocol.client.connection import NotKafkaError, WireError
 from protocol.client.librdkafka import connection_settings
 from storage.model import TopicPartition
@@ -115,9 +115,7 @@ def as_job_errors() -> Iterator[None]:
             error.errno == errno.EPIPE
         ):  # the reader of standard output is gone: click exits silently
             raise
-        path = error.filename2 or error.filename  # a rename names its target second
-        where = "" if path is None else f"{path}: "
-        raise JobError(f"{where}{error.strerror or first_line(error)}") from error
+        raise as_disk_error(error) from error
 
 
 def _error_text(error: BaseException) -> tuple[str, str]:

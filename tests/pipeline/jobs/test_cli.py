@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import click
 import pytest
 from click.testing import CliRunner
 from py4j.protocol import Py4JNetworkError
@@ -20,7 +21,7 @@ from cleaner.remote_compaction import AdoptOutcome
 from config import exit_codes
 from pipeline.cli import JOBS, pipeline
 from pipeline.client.topics import as_job_errors
-from pipeline.command import SparkOptions, open_engine
+from pipeline.command import SparkOptions, exit_on_error, open_engine
 from pipeline.errors import JobError
 from pipeline.jobs import compact
 from pipeline.jobs.adopt import worst_exit_code
@@ -258,6 +259,16 @@ def test_a_disk_that_refuses_is_told_in_a_line(tmp_path: Path) -> None:
         (tmp_path / "here").replace(tmp_path / "there")
     with pytest.raises(BrokenPipeError), as_job_errors():  # nobody reads any more: no error of ours
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_output_that_a_full_disk_refuses_is_told_in_a_line() -> None:
+    @click.command()
+    @exit_on_error
+    def print_result() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    done = CliRunner().invoke(print_result)
+    assert (done.exit_code, done.stderr) == (1, "varve: No space left on device\n")
 
 
 @pytest.mark.parametrize(
