@@ -5,6 +5,7 @@ that wait for deletion, ledgers of views, and the inputs and outputs of remote c
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ from storage.errors import CorruptBatchError
 from storage.format.batch import walk_headers
 
 CHUNK_BYTES: Final = 64 << 20  # read at a time; a larger batch is read whole
+OFFSET_BYTES: Final = 8
+# Another process may be writing a file that ends in an incomplete batch; it takes less than this
+# for the next bytes.
+WRITE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def _count_records(path: Path, below: int, keys: Sequence[bytes]) -> int:
     selection = Selection(topic="", partition=0, columns=("key", "value", "offset"))
     count = 0
     with path.open("rb") as file:
-        for data in _whole_batches(file):
+        for data in _whole_batches(file, below):
             for rows in decode_batches(data, selection):
                 owned = pc.and_(
                     pc.is_in(rows.column("key"), value_set=requested),
@@ -92,9 +97,19 @@ def _count_records(path: Path, below: int, keys: Sequence[bytes]) -> int:
     return count
 
 
-def _whole_batches(file: BinaryIO) -> Iterator[bytes]:
+def _whole_batches(file: BinaryIO, below: int) -> Iterator[bytes]:
+    """Yield the batches of a file. Raises CorruptBatchError."""
     rest = b""
-    while chunk := file.read(CHUNK_BYTES):
+    while True:
+        chunk = file.read(CHUNK_BYTES)
+        if not chunk and _is_searched(rest, below):
+            time.sleep(WRITE_SECONDS)
+            chunk = file.read(CHUNK_BYTES)
+            if not chunk:
+                reason = f"the last {len(rest)} bytes are not a whole batch"
+                raise CorruptBatchError(reason, file.tell() - len(rest))
+        if not chunk:
+            return
         data = rest + chunk
         end = 0
         for at, header in walk_headers(data):
@@ -102,3 +117,8 @@ def _whole_batches(file: BinaryIO) -> Iterator[bytes]:
         if end:
             yield data[:end]
         rest = data[end:]
+
+
+def _is_searched(rest: bytes, below: int) -> bool:
+    """Return whether an incomplete batch may have an offset `below`, which is its first field."""
+    return len(rest) >= OFFSET_BYTES and int.from_bytes(rest[:OFFSET_BYTES], "big") < below

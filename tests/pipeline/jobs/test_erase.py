@@ -302,6 +302,24 @@ def test_files_are_looked_through_wherever_they_lie(
         scan_files(str(broker.data / "no"), topic, {0: 9}, [b"k"])
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_file_that_cannot_be_searched_to_its_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cut: bool
+) -> None:
+    """The second of three batches is damaged or incomplete."""
+    monkeypatch.setattr("pipeline.erasure.files.WRITE_SECONDS", 0)
+    batches = [bytes(build_batch([Record(n, START_MS, b"k", b"v")])) for n in range(3)]
+    first, second, third = batches
+    damaged = second[:8] + (1 << 20).to_bytes(4, "big") + second[12:]
+    (tmp_path / "t-0").mkdir()
+    path = tmp_path / "t-0" / "00000000000000000000.log.deleted"
+    path.write_bytes(first + (second[:-1] if cut else damaged + third))
+    with pytest.raises(JobError, match="are not a whole batch"):
+        scan_files(str(tmp_path), "t", {0: 2}, [b"k"])
+    # A broker is writing the second batch, after the job has begun.
+    assert [finding.records for finding in scan_files(str(tmp_path), "t", {0: 1}, [b"k"])[1]] == [1]
+
+
 def test_a_data_directory_without_the_partition_is_refused_before_anything_is_written(
     spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
 ) -> None:
