@@ -602,10 +602,11 @@ class RealEnv:
         try:
             if parents:
                 os.makedirs(path, exist_ok=True)
-            elif not os.path.isdir(path):
+            else:
                 os.mkdir(path)
         except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+            if not os.path.isdir(path):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
     def rename(self, src: str, dst: str) -> None:
         """See Env."""

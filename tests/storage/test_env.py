@@ -392,6 +392,20 @@ def test_making_folders_durably_makes_all_of_them(env: Env, root: str) -> None:
 # --- the real one alone -------------------------------------------------------------------------
 
 
+def test_a_folder_that_another_process_makes_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def second(path: str) -> None:
+        mkdir(path)
+        mkdir(path)
+
+    monkeypatch.setattr(os, "mkdir", second)
+    RealEnv().mkdir(str(tmp_path / "a"), parents=False)
+    assert (tmp_path / "a").is_dir()
+
+
 def test_short_reads_and_writes_of_the_system_are_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
