@@ -330,6 +330,13 @@ class _Writer:
 
 def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBounds) -> None:
     """Check that each partition grew by exactly the records written. Raises JobError."""
+    if added := len(after.end.keys() - before.end.keys()):
+        raise JobError(
+            f"{result.topic} got {counted(added, 'partition')} during the load. All rows are"
+            " written, but producers now write many of their keys to other partitions. Load the"
+            " table into a new topic",
+            exit_codes.UNVERIFIED,
+        )
     for n, end in after.end.items():
         written = result.partitions.setdefault(n, PartitionWritten())
         written.first_offset, written.end_offset = before.end.get(n, 0), end

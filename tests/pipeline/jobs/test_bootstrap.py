@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+)
 from pyspark.sql import Row
 
 from admin.client import ApiClient
@@ -243,6 +249,25 @@ def test_a_failure_says_what_was_written(
     mended = table.withColumn("t", table.t % START_MS + START_MS)
     run(mended, broker, topic, mapping, resume=True)
     assert {row.key for row in records(spark, broker, topic)} == {b"early", b"late"}
+
+
+def test_a_load_during_which_partitions_were_added_is_an_error(
+    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_topic(broker, topic, 1)
+    write_rows = bootstrap._write
+
+    def add_partitions(*arguments: Any, **options: Any) -> dict[int, int]:
+        written = write_rows(*arguments, **options)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
+        return written
+
+    monkeypatch.setattr(bootstrap, "_write", add_partitions)
+    table = spark.createDataFrame([("k", "v")], "k string, v string")
+    with pytest.raises(JobError, match="got 2 partitions during the load") as failure:
+        run(table, broker, topic, RowMapping(keys=("k",), values=("v",)))
+    assert failure.value.code == exit_codes.UNVERIFIED
 
 
 def test_a_resumed_load_never_writes_behind_what_others_wrote_since(
