@@ -11,7 +11,7 @@ Rules
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -301,14 +301,15 @@ class Verifier:
     def other(self, against: str, as_of: Bounds | None) -> VerifyResult:
         """Check another topic with the same partitions by the latest value of each key.
 
-        Offsets, timestamps and records without a key differ by nature and are not compared.
+        Offsets, timestamps and records without a key differ by nature and are not compared. Raises
+        JobError.
         """
         bounds, others = self._bounds(self.topic), self._bounds(against)
         ends = _until(bounds, as_of)
         rule = Rule(is_table=False, compares=frozenset(("headers",)))
         original = self._read(self.topic, bounds.first, ends.end)
         served = self._read(against, others.first, others.end)
-        counts, examples = compare(original, served, rule, ends, self.examples)
+        counts, examples = self._compare_below(ends, bounds, original, served, rule)
         notes = ["offsets, timestamps and records without a key were not compared"]
         return VerifyResult(self.topic, against, "topic", counts, examples, notes)
 
@@ -351,28 +352,38 @@ class Verifier:
         if "value" not in present:  # keeps which records are tombstones
             original = original.withColumn("value", f.when(f.col("value").isNotNull(), f.lit(b"")))
         original = original.select(*dict.fromkeys((*present, "value")))
+        rule = Rule(
+            keeps_keyless=keyless, compares=frozenset(_compared(present)), starts=bounds.first
+        )
+        counts, examples = self._compare_below(ends, bounds, original, served, rule)
+        return VerifyResult(self.topic, path, "table", counts, examples, notes)
+
+    def _compare_below(
+        self,
+        ends: TopicBounds,
+        bounds: TopicBounds,
+        original: "DataFrame",
+        served: "DataFrame",
+        rule: Rule,
+    ) -> tuple[dict[int, Counts], list[Example]]:
+        """Compare below `ends`; repeat it if a clean passes them. Raises JobError (STALE)."""
         for _ in range(TRIES):
-            rule = Rule(
-                keeps_keyless=keyless,
-                compares=frozenset(_compared(present)),
-                starts=bounds.first,
-                cleaned_beyond=self._cleaned_beyond(ends.end),
-            )
-            counts, examples = compare(original, served, rule, ends, self.examples)
-            if self._cleaned_beyond(ends.end) == rule.cleaned_beyond:
-                return VerifyResult(self.topic, path, "table", counts, examples, notes)
+            passed = replace(rule, cleaned_beyond=self._cleaned_beyond(ends.end, bounds))
+            result = compare(original, served, passed, ends, self.examples)
+            if self._cleaned_beyond(ends.end, bounds) == passed.cleaned_beyond:
+                return result
         raise JobError(
-            f"{self.topic} was cleaned beyond the offsets of the table during each of {TRIES}"
-            " checks; try again",
+            f"{self.topic} was cleaned beyond the compared offsets during each of {TRIES} checks;"
+            " try again",
             exit_codes.STALE,
         )
 
-    def _cleaned_beyond(self, ends: Bounds) -> Bounds:
+    def _cleaned_beyond(self, ends: Bounds, bounds: TopicBounds) -> Bounds:
         """Return the ends of those partitions that a clean has passed, or may have passed."""
         try:
             return {n: end for n, end in ends.items() if not self._is_uncleaned(n, end)}
-        except (ApiRefusedError, UnreachableError):  # a table needs no other answer of the API
-            return dict(ends)
+        except (ApiRefusedError, UnreachableError):  # no other answer of the API is needed
+            return {n: end for n, end in ends.items() if end < bounds.end[n]}
 
     # A compacted topic alone ----------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from admin.client import ApiClient
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.kafka_client import Fetched, WireClient
@@ -591,6 +593,39 @@ def test_a_record_that_a_clean_removed_since_a_table_was_written_cannot_be_held_
     assert result.kinds == {"same": 2, "unverifiable": 2}
     behind = check.table(path, "parquet", {0: 6}, keyless=False)
     assert behind.kinds == {"same": 2, "older_record_served": 1, "deleted_key_served": 1}
+
+
+def test_a_record_that_a_clean_removed_later_cannot_be_held_against_another_topic(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    copy = f"{topic}-copy"
+    make_topic(broker, topic, 1, cleanup_policy="compact")
+    make_topic(broker, copy, 1, cleanup_policy="compact")
+    rows: Rows = [(0, b"k%d" % n, b"v", START_MS, None) for n in range(4)]
+    write(broker, topic, rows)
+    write(broker, copy, rows)
+    write(broker, topic, [(0, b"k1", b"new", START_MS, None), (0, b"k2", None, START_MS, None)])
+    check = verifier(spark, broker, topic)
+    assert check.other(copy, {0: 4}).kinds == {"same": 4}
+    clean(broker, topic, 0)
+    assert check.other(copy, {0: 4}).kinds == {"same": 2, "unverifiable": 2}
+    write(broker, copy, [(0, b"k0", b"other", START_MS, None), (0, b"k3", None, START_MS, None)])
+    result = check.other(copy, {0: 4})
+    assert result.kinds == {"missing_key": 1, "unverifiable": 2, "wrong_value": 1}
+
+
+def test_without_the_http_api_no_clean_has_passed_the_end_of_the_log(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    copy = f"{topic}-copy"
+    for name in (topic, copy):
+        make_topic(broker, name, 1)
+    write(broker, topic, [(0, b"k0", b"v", START_MS, None), (0, b"k1", b"v", START_MS, None)])
+    rows: Rows = [(0, b"k%d" % n, b"v", START_MS, None) for n in range(3)]
+    write(broker, copy, rows)
+    check = replace(verifier(spark, broker, topic), client=ApiClient("http://127.0.0.1:1"))
+    assert check.other(copy, None).kinds == {"same": 2, "extra_key": 1}
+    assert check.other(copy, {0: 1}).kinds == {"same": 1, "unverifiable": 2}
 
 
 def test_a_table_is_checked_again_if_a_clean_passes_it_meanwhile(
