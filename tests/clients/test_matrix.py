@@ -417,6 +417,7 @@ def test_kafka_connect_moves_a_file_through_a_topic_exactly_once(
 
 
 @only_in_ci("test_java_clients uses the same client; the registry is two more JVMs")
+@pytest.mark.timeout(2 * schema_registry.START_SECONDS + 60)  # it starts twice
 def test_a_schema_registry_that_is_killed_finds_its_schemas_again(
     listeners: dict[str, Listener], topic: str, tmp_path: Path
 ) -> None:

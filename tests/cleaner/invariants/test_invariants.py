@@ -8,8 +8,12 @@ The numbers in the messages are those of docs/reference/kafka-cleaner-tests.md, 
 VARVE_INVARIANT_EXAMPLES=10000 makes that many, others each time.
 """
 
+import pytest
+
 from tests.support.cleaner.partition_machine import LONGER, STEPS, Partition, machine_settings
 from tests.support.draws import cases
+
+pytestmark = pytest.mark.timeout(400)  # many histories in one test
 
 EXAMPLES = int(LONGER or cases(few=40, many=400))
 

@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 POM = Path(__file__).with_name("kafka-apps-pom.xml")
 JARS = FOLDER / "apps"
 MAIN = "org.apache.kafka.connect.cli.ConnectDistributed"
-START_SECONDS = 180
+START_SECONDS = 90
 
 
 class ConnectWorker:

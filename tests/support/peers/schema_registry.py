@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 
 POM = Path(__file__).with_name("schema-registry-pom.xml")
 FOLDER = maven.FOLDER / "schema-registry"
-START_SECONDS = 180
+START_SECONDS = 90
 PREFIX = "apicurio.kafka.common"  # of settings that every Kafka client of the registry gets
 
 

@@ -323,6 +323,7 @@ def live(seed: int) -> None:
         check_indexes(log)
 
 
+@pytest.mark.timeout(400)  # many histories in one test
 @settings(max_examples=cases(few=20, many=400), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_happens_between_two_starts_an_index_that_is_believed_is_that_of_the_bytes(
