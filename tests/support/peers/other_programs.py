@@ -1,4 +1,7 @@
-"""Programs in other languages: builds each in `.kafka`, once for each version of its files."""
+"""Programs in other languages: builds each in `.kafka`, once for each version of its files.
+
+`python -m tests.support.peers.other_programs` builds all of them, and names those that it cannot.
+"""
 
 import hashlib
 import shutil
@@ -60,3 +63,9 @@ def unavailable(name: str) -> str | None:
         return None
 
     return make_once(folder(name), build_in)
+
+
+if __name__ == "__main__":
+    for program in BUILDS:
+        if (problem := unavailable(program)) is not None:
+            print(f"{program} cannot be run here: {problem}")
