@@ -17,12 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from pipeline.atomic_write import write_atomically
 
 JAVA_MIN: Final = 17
 PROBE_SECONDS: Final = 20.0  # 0.1 s is usual; a cold disk is slower
@@ -172,7 +173,7 @@ def launcher_home(java: Java, cache: Path) -> Path:
     dropped = [VECTOR_OPTION, *([SECURITY_OPTION] if java.feature >= 24 else [])]
     text = _LAUNCHER.format(java=in_quotes(real), dropped="|".join(dropped))
     if not launcher.exists() or launcher.read_text() != text:
-        write_whole(launcher, text, mode=0o777)
+        write_atomically(launcher, text, mode=0o777)
     return home
 
 
@@ -183,19 +184,6 @@ def class_archive(java: Java, cache: Path, spark_folder: str, spark_version: str
     """
     name = f"{java.home} {java.version} {spark_folder} {spark_version}"
     return cache / f"spark-{spark_version}-java-{java.feature}-{path_digest(name)}.jsa"
-
-
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
-    """Replace a file atomically; the umask applies to `mode`."""
-    data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def in_quotes(path: str) -> str:

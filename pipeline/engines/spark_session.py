@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from config.extras import install_command
+from pipeline.atomic_write import write_atomically
 from pipeline.engines.java import (
     cache_folder,
     class_archive,
@@ -31,7 +32,6 @@ from pipeline.engines.java import (
     in_quotes,
     launcher_home,
     path_digest,
-    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _python_launcher(cache: Path) -> Path:
     path = cache / f"python-{path_digest(sys.executable)}"
     text = _PYTHON.format(python=in_quotes(sys.executable))
     if not path.exists() or path.read_text() != text:
-        write_whole(path, text, mode=0o777)
+        write_atomically(path, text, mode=0o777)
     return path
 
 
@@ -276,7 +276,7 @@ def _log_settings(cache: Path) -> Path:
         text += f"logger.{name}.level = ${{sys:varve.log.reported:-${{sys:varve.log:-error}}}}\n"
     path = cache / "log4j2.properties"
     if not path.exists() or path.read_text() != text:
-        write_whole(path, text)
+        write_atomically(path, text)
     return path
 
 

@@ -25,6 +25,7 @@ from config import exit_codes
 from config.security.clients import Cluster
 from config.topics.names import view_name
 from config.units import counted
+from pipeline.atomic_write import write_atomically
 from pipeline.client.kafka_client import Isolation
 from pipeline.client.producer import BulkProducer
 from pipeline.client.topics import (
@@ -46,7 +47,6 @@ from pipeline.command import (
     with_broker,
     with_spark_options,
 )
-from pipeline.engines.java import write_whole
 from pipeline.erasure.cleaning import TombstoneClean, pinned_leases
 from pipeline.erasure.files import has_partition, partition_folder, scan_files
 from pipeline.erasure.keys import (
@@ -441,7 +441,7 @@ def command(
 def _check_place(path: Path) -> None:
     """Check that the receipt can be written, because it cannot be produced again."""
     folder = path.absolute().parent
-    while not folder.exists():  # write_whole creates it
+    while not folder.exists():  # write_atomically creates it
         folder = folder.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise JobError(f"cannot write a receipt to {path}", exit_codes.USAGE)
@@ -451,6 +451,6 @@ def _write(path: str, document: dict[str, Any]) -> None:
     import json
 
     try:
-        write_whole(Path(path), json.dumps(document, indent=2) + "\n")
+        write_atomically(Path(path), json.dumps(document, indent=2) + "\n")
     except OSError as error:
         raise JobError(f"cannot write the receipt to {path}: {error.strerror}") from error

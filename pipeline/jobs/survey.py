@@ -22,6 +22,7 @@ from cleaner.remote_compaction import Purpose
 from config import exit_codes
 from config.security.clients import Cluster
 from config.units import about_size, counted
+from pipeline.atomic_write import write_atomically
 from pipeline.client.kafka_client import WireClient
 from pipeline.client.lease import LeaseClient
 from pipeline.client.leased_work import choose_transport, interrupts_deferred, lost_lease_reported
@@ -47,7 +48,6 @@ from pipeline.command import (
 from pipeline.compaction.indexing import PartitionIndex, index_partitions
 from pipeline.compaction.stage_runs import StageRunner
 from pipeline.engines.engine import Engine
-from pipeline.engines.java import write_whole
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.records.key_text import key_text
@@ -232,7 +232,7 @@ def write_segments(result: SurveyResult, path: Path) -> None:
     )
     output = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema), output)
-    write_whole(path, output.getvalue().to_pybytes())
+    write_atomically(path, output.getvalue().to_pybytes())
 
 
 def write_report(result: SurveyResult, path: Path) -> None:
@@ -240,7 +240,7 @@ def write_report(result: SurveyResult, path: Path) -> None:
     from pipeline.report.page import page
 
     text = page(result.topics, made_ms=int(time.time() * 1000))
-    write_whole(path, text)
+    write_atomically(path, text)
 
 
 def _selected_topics(topics: Sequence[str], is_all: bool, cluster: Cluster) -> list[str]:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pyspark
 
-from pipeline.engines.java import cache_folder, find_java, launcher_home, write_whole
+from pipeline.atomic_write import write_atomically
+from pipeline.engines.java import cache_folder, find_java, launcher_home
 from tests.support.peers.maven import QUICK_JVM
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ class Cluster:
     def options(self) -> list[str]:
         """Of every JVM."""
         settings = self.folder / "log4j2.properties"
-        write_whole(settings, LOG)
+        write_atomically(settings, LOG)
         return [*QUICK_JVM, f"-Dlog4j2.configurationFile={settings}"]
 
     def start(self, name: str, command: list[str]) -> None:

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engines import class_archive, java
-from pipeline.engines.java import (
-    NoJavaError,
-    cache_folder,
-    find_java,
-    launcher_home,
-    write_whole,
-)
+from pipeline.engines.java import NoJavaError, cache_folder, find_java, launcher_home
 
 
 def fake_java(folder: Path, feature: str, version: str) -> Path:
@@ -141,18 +135,3 @@ def test_no_archive_is_made_where_it_could_not_be_kept(
     monkeypatch.setattr(class_archive, "kept_folder", lambda: None)
     with pytest.raises(class_archive.ArchiveError, match="VARVE_PIPELINE_CACHE"):
         class_archive.make_archive()
-
-
-def test_a_file_that_is_written_whole_has_the_mode_that_the_umask_allows(tmp_path: Path) -> None:
-    """The receipt of an erasure and a report have keys, which may be personal data."""
-    path = tmp_path / "new" / "report.html"
-    before = os.umask(0o077)
-    try:
-        write_whole(path, "text")
-        write_whole(path, b"data")
-    finally:
-        os.umask(before)
-    assert (path.read_text(), path.stat().st_mode & 0o777) == ("data", 0o600)
-    with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path / "new", "text")
-    assert [each.name for each in tmp_path.rglob("*")] == ["new", "report.html"]
