@@ -102,7 +102,7 @@ def _whole_batches(file: BinaryIO, below: int) -> Iterator[bytes]:
     rest = b""
     while True:
         chunk = file.read(CHUNK_BYTES)
-        if not chunk and _is_searched(rest, below):
+        if not chunk and _may_start_below(rest, below):
             time.sleep(WRITE_SECONDS)
             chunk = file.read(CHUNK_BYTES)
             if not chunk:
@@ -119,6 +119,6 @@ def _whole_batches(file: BinaryIO, below: int) -> Iterator[bytes]:
         rest = data[end:]
 
 
-def _is_searched(rest: bytes, below: int) -> bool:
-    """Return whether an incomplete batch may have an offset `below`, which is its first field."""
+def _may_start_below(rest: bytes, below: int) -> bool:
+    """Return whether an incomplete batch may begin below an offset: its first field says so."""
     return len(rest) >= OFFSET_BYTES and int.from_bytes(rest[:OFFSET_BYTES], "big") < below

@@ -309,7 +309,7 @@ class Verifier:
         rule = Rule(is_table=False, compares=frozenset(("headers",)))
         original = self._read(self.topic, bounds.first, ends.end)
         served = self._read(against, others.first, others.end)
-        counts, examples = self._compare_below(ends, bounds, original, served, rule)
+        counts, examples = self._compare_below(original, served, rule, ends=ends, bounds=bounds)
         notes = ["offsets, timestamps and records without a key were not compared"]
         return VerifyResult(self.topic, against, "topic", counts, examples, notes)
 
@@ -355,18 +355,22 @@ class Verifier:
         rule = Rule(
             keeps_keyless=keyless, compares=frozenset(_compared(present)), starts=bounds.first
         )
-        counts, examples = self._compare_below(ends, bounds, original, served, rule)
+        counts, examples = self._compare_below(original, served, rule, ends=ends, bounds=bounds)
         return VerifyResult(self.topic, path, "table", counts, examples, notes)
 
     def _compare_below(
         self,
-        ends: TopicBounds,
-        bounds: TopicBounds,
         original: "DataFrame",
         served: "DataFrame",
         rule: Rule,
+        *,
+        ends: TopicBounds,
+        bounds: TopicBounds,
     ) -> tuple[dict[int, Counts], list[Example]]:
-        """Compare below `ends`; repeat it if a clean passes them. Raises JobError (STALE)."""
+        """Compare below `ends`, in the log of `bounds`; again if a clean passes them meanwhile.
+
+        Raises JobError (STALE).
+        """
         for _ in range(TRIES):
             passed = replace(rule, cleaned_beyond=self._cleaned_beyond(ends.end, bounds))
             result = compare(original, served, passed, ends, self.examples)

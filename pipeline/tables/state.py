@@ -289,10 +289,10 @@ def fetch_cleaned_end_offset(client: ApiClient, topic: str, partition: int) -> i
 
 
 def check_open_part(client: ApiClient, cluster: Cluster, topic: str, state: TopicState) -> None:
-    """Check after reading that an open part is still that of the leased topic, and that no later
-    record made the cleaner clean it meanwhile.
+    """Check an open part after it was read.
 
-    Raises JobError (STALE), UnknownTopicError, WireError.
+    It must still be that of the leased topic, and no later record may have made the cleaner clean
+    it. Raises JobError (STALE), UnknownTopicError, WireError.
     """
     if state.tails and any(state.topic_id) and fetch_topic_id(cluster, topic) != state.topic_id:
         raise JobError(

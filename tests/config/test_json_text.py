@@ -22,7 +22,7 @@ def test_half_of_a_surrogate_pair_is_no_unicode(text: str, result: bool) -> None
     assert is_unicode(json.loads(text)) is result
 
 
-def test_what_is_nested_too_deeply_is_refused_like_it() -> None:
+def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
     document: list[object] = []
     for _ in range(100_000):
         document = [document]

@@ -303,7 +303,7 @@ def test_files_are_looked_through_wherever_they_lie(
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_file_that_cannot_be_searched_to_its_end_is_told(
+def test_a_file_that_cannot_be_searched_to_its_end_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cut: bool
 ) -> None:
     """The second of three batches is damaged or incomplete."""
