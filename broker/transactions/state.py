@@ -291,7 +291,13 @@ def _end(state: TransactionState, event: EndRequested) -> Transition:
 
 
 def _is_repeated_end(transaction: Transaction, producer: Producer) -> bool:
-    """Return whether a V2 client repeats an EndTxn whose answer, with the next epoch, was lost."""
+    """Return whether a V2 client repeats an EndTxn whose answer, with the next epoch, was lost.
+
+    It cannot once the next transaction is open: a request of the previous epoch comes late then, or
+    from a former producer, and must not end that transaction.
+    """
+    if transaction.status not in PREPARED and transaction.status not in COMPLETED:
+        return False
     bumped = (
         producer.producer_id == transaction.producer_id
         and transaction.producer_epoch == producer.epoch + 1

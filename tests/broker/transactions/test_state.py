@@ -206,6 +206,35 @@ def test_a_repeated_end_of_version_two_gets_the_answer_again(commit: bool) -> No
     assert error_of(answer) is ErrorCode.INVALID_TXN_STATE
 
 
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("restarts", [True, False])
+def test_an_end_of_the_previous_epoch_does_not_end_the_next_transaction(
+    restarts: bool, commit: bool
+) -> None:
+    state = ended(V2, commit=True)
+    former = Producer(7, 0)  # its answer was lost, and its request comes again
+    if restarts:
+        former = state.transaction.producer
+        state, _ = init(state)
+    late = EndRequested(former, commit, V2, SPARE, 12)
+    fenced = (Answer(ErrorCode.PRODUCER_FENCED),)
+    if restarts:
+        assert transition(state, late).effects == fenced, "before the next transaction"
+    producer = state.transaction.producer
+    state, _ = apply(state, PartitionsAdded(producer, frozenset({T1}), V2, 11))
+    assert transition(state, late).effects == fenced
+
+
+def test_a_late_end_does_not_end_the_transaction_of_the_next_producer_id() -> None:
+    state, _ = apply(exhausted(), MarkersWritten(10))
+    added = PartitionsAdded(Producer(SPARE, 0), frozenset({T1}), V2, 11)
+    state, _ = apply(state, added)
+    late = EndRequested(Producer(7, PRODUCER_EPOCH_MAX), True, V2, SPARE, 12)
+    refused = transition(state, late)
+    assert refused.state == state
+    assert refused.effects == (Answer(ErrorCode.INVALID_PRODUCER_ID_MAPPING),)
+
+
 def test_a_repeated_end_of_version_one_succeeds_only_for_the_same_decision() -> None:
     state = ended(V0, commit=True)
     producer = state.transaction.producer
