@@ -20,7 +20,7 @@ from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-ROUNDS = cases(few=3, many=8)
+ROUNDS = cases(few=2, many=8)
 TOPIC = "orders"
 SECONDS = 120
 SETTINGS = {"cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB"}}

@@ -23,7 +23,7 @@ from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-ROUNDS = cases(few=3, many=5)
+ROUNDS = cases(few=2, many=5)
 KEYS = 300
 TOPIC = "orders"
 SECONDS = 120

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch, stamp, walk_headers
-from tests.support.draws import cases
+from tests.support.draws import cases, only_in_ci
 from tests.support.peers.kafka import KafkaBroker, running_kafka
 from tests.support.peers.killed_kafka import (
     ADOPTER_SETTINGS,
@@ -302,6 +302,7 @@ def quiet_producer(bootstrap: str, codec: str = "none", *, idempotent: bool = Fa
 # And back ------------------------------------------------------------------------------------
 
 
+@only_in_ci("Kafka's tool reads what we leave in test_dump_log_segments.py")
 @pytest.mark.parametrize("ending", ["killed", "stopped"][: cases(few=1, many=2)])
 def test_kafka_opens_what_is_left_to_it_and_serves_what_both_wrote(
     killed_kafka: KilledKafka, tmp_path: Path, ending: str

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.draws import cases
 from tests.support.peers.kafka import run_tool
 from tests.support.varve import VarveBroker, running_varve
 
@@ -80,7 +81,9 @@ class Topic:
         return str(described.type).removeprefix("ConsumerGroupType.")
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize(
+    "strategy", cases(few=["cooperative-sticky"], many=["range", "cooperative-sticky"])
+)
 def test_members_of_librdkafka_are_replaced_one_by_one(strategy: str, tmp_path: Path) -> None:
     """The rolling upgrade of an application, and the way back."""
     with running_varve(tmp_path, QUICK) as broker:

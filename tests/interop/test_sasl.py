@@ -255,6 +255,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
 }
 
 
+@only_in_ci("tests/clients/test_sasl.py logs in by each mechanism; three JVMs")
 def test_kafkas_tools_create_a_user_and_log_in(real_kafka: None, tmp_path: Path) -> None:
     with running_sasl(tmp_path, mechanisms=[*JAAS, "OAUTHBEARER"]) as running:
         done = run_java(

@@ -180,6 +180,7 @@ def append_to_log(folder: Path, key: bytes, value: bytes) -> None:
         file.write(batch)
 
 
+@only_in_ci("test_kill_transactions.py cleans the same topic between its kills")
 def test_our_cleaner_keeps_the_last_state_of_every_transactional_id(
     real_kafka: None, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_lengths_that_lie_are_refused_before_anything_is_made(api_key: int) -> N
 
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
-@settings(max_examples=cases(few=25, many=100), deadline=None)
+@settings(max_examples=cases(few=10, many=100), deadline=None)
 @given(data=st.data())
 def test_random_bytes_raise_nothing_but_protocol_errors(api_key: int, data: st.DataObject) -> None:
     versions = APIS[api_key].versions
@@ -130,7 +130,7 @@ def test_random_bytes_raise_nothing_but_protocol_errors(api_key: int, data: st.D
 
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
-@settings(max_examples=cases(few=25, many=100), deadline=None)
+@settings(max_examples=cases(few=10, many=100), deadline=None)
 @given(data=st.data())
 def test_flipped_bits_raise_nothing_but_protocol_errors(api_key: int, data: st.DataObject) -> None:
     versions = APIS[api_key].versions

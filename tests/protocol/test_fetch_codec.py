@@ -114,7 +114,7 @@ def test_a_request_keeps_nothing_of_the_receive_buffer(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=cases(few=25, many=100), deadline=None)
+@settings(max_examples=cases(few=10, many=100), deadline=None)
 @given(data=st.data())
 def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**32))
@@ -143,7 +143,7 @@ def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=cases(few=25, many=100), deadline=None)
+@settings(max_examples=cases(few=10, many=100), deadline=None)
 @given(body=st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_protocol_errors(version: int, body: bytes) -> None:
     head = FETCH.to_bytes(2, "big") + version.to_bytes(2, "big") + bytes(4) + b"\xff\xff"

@@ -123,7 +123,7 @@ def test_a_request_cut_anywhere_is_refused(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=cases(few=25, many=100), deadline=None)
+@settings(max_examples=cases(few=10, many=100), deadline=None)
 @given(data=st.data())
 def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObject) -> None:
     """What the table's decoder refuses is refused here; what it reads is read the same."""
@@ -147,7 +147,7 @@ def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=cases(few=25, many=100), deadline=None)
+@settings(max_examples=cases(few=10, many=100), deadline=None)
 @given(body=st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_protocol_errors(version: int, body: bytes) -> None:
     frame = bytearray(version.to_bytes(4, "big") + bytes(4) + b"\xff\xff\0" + body)

@@ -52,6 +52,7 @@ from tests.sim.script import (
     Script,
     make_script,
 )
+from tests.support.draws import cases
 
 SEEDS = 300
 
@@ -465,7 +466,11 @@ def seeds_to_find(planted: Planted, seeds: int) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.fault.__name__)
+@pytest.mark.parametrize(
+    "planted",
+    cases(few=PLANTED[::3], many=PLANTED),
+    ids=lambda planted: planted.fault.__name__,
+)
 def test_a_planted_fault_is_found(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.fault(monkeypatch)
     result = seeds_to_find(planted, SEEDS)

@@ -93,14 +93,14 @@ async def judged(env: MemoryEnv, plan: LeasePlan) -> str:
         return "old, adopted later"
 
 
-@pytest.mark.parametrize(("fate", "first"), [("power", 1), ("kill", cases(few=2, many=1))])
+@pytest.mark.parametrize(("fate", "first"), [("power", 1), ("kill", cases(few=3, many=1))])
 async def test_a_hand_back_that_is_cut_off_leaves_the_old_log_or_the_new_one(
     fate: Fate, first: int
 ) -> None:
-    """By default, every second operation: power fails at one, and the process ends at the next."""
+    """By default, every second operation: power fails at one, and the process ends at another."""
     seed = seed_of_test(41)
     outcomes = Counter[str]()
-    for crash_at in count(first, cases(few=2, many=1)):
+    for crash_at in count(first, cases(few=4, many=1)):
         env, plan, returned = await crashed(seed + crash_at, crash_at, fate)
         outcome = await judged(env, plan)
         assert not (returned and outcome.startswith("old")), crash_at  # it was reported as done

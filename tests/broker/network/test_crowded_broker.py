@@ -36,6 +36,7 @@ from tests.support.broker.groups.classic_client import subscription
 from tests.support.broker.http_client import get
 from tests.support.broker.principals import fake_connection
 from tests.support.clocks.loop_meter import LoopMeter
+from tests.support.draws import cases
 from tests.support.protocol.largest_requests import Names, largest_bodies
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -43,7 +44,8 @@ ALL: Final = "VARVE_ALL_BUDGETS" in os.environ
 CROWD: Final = 3_000 if ALL else 1_000  # topics, groups, permissions, ...
 MEMBERS: Final = 500  # of a group; each one that joins assigns all partitions again
 SUBSCRIBED: Final = 6 * CROWD  # topics of one member; most do not exist
-GROUPS: Final = ("classic", "modern", "large classic", "large modern", "g0")
+GROUPS: Final = ("large classic", "large modern", "classic", "modern", "g0")
+ASKED: Final = GROUPS[: cases(few=2, many=5)]
 OF_GROUPS: Final = re.compile("GROUP|OFFSET_(COMMIT|FETCH|DELETE)|HEARTBEAT")
 OF_TOPICS: Final = re.compile("TOPIC|METADATA|CONFIGS|LOG_DIRS|OFFSET|RECORDS")
 CONNECTIONS: Final = 300
@@ -343,7 +345,7 @@ def small_requests(crowd: Crowd) -> Iterator[tuple[str, Callable[[], Awaitable[o
     last = (ApiKey.CREATE_PARTITIONS, ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS)
     for key in sorted(APIS, key=lambda key: (key in last, key)):
         name, version = ApiKey(key).name, APIS[key].versions.last
-        for group in GROUPS if OF_GROUPS.search(name) else GROUPS[:1]:
+        for group in ASKED if OF_GROUPS.search(name) else ASKED[:1]:
             for label, body in largest_bodies(key, version, ROWS, crowd.names(group)):
 
                 async def ask(key: int = key, body: Message = body, version: int = version) -> None:

@@ -103,7 +103,7 @@ async def test_a_move_that_is_cut_off_leaves_one_replica_with_every_record(fate:
     directories = Counter[str]()
     crash_at, finished = 0, False
     while not finished:
-        crash_at += cases(few=3, many=1)
+        crash_at += cases(few=6, many=1)
         env, values, finished = await cut_off(seed + crash_at, crash_at, fate)
         directories[await check(env, values)] += 1
     print(crash_at, directories)

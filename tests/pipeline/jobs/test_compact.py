@@ -184,7 +184,9 @@ def test_a_topic_that_is_leased_is_refused_and_can_be_tried_again(
     assert compacted(broker, topic, "--processes", "1")["partitions"][0]["outcome"] == "adopted"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", cases(few=[signal.SIGTERM], many=[signal.SIGINT, signal.SIGTERM])
+)
 def test_an_interrupted_run_is_given_up(
     broker: VarveBroker, topic: str, number: signal.Signals
 ) -> None:

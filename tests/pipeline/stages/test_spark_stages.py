@@ -21,6 +21,7 @@ from storage.env import RealEnv
 from tests.support.cleaner import cleaning
 from tests.support.cleaner.cleaning import write_segments
 from tests.support.cleaner.random_logs import jobs, logs
+from tests.support.draws import cases
 from tests.support.stages import any_limits, assert_same, out_of, source_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ def written(data: st.DataObject, folder: Path) -> CleanJob:
         )
 
 
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=cases(few=1, many=2),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
 @given(st.data(), st.integers(0, 1 << 30))
 def test_engines_leave_the_same_of_any_log(
     spark: "SparkSession", local: LocalEngine, data: st.DataObject, seed: int

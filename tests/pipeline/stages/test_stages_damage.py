@@ -90,7 +90,7 @@ def outcome(env: MemoryEnv, job: CleanJob) -> type[StorageError] | None:
 
 
 @pytest.mark.parametrize("transactions", [False, True])
-@pytest.mark.parametrize("seed", range(cases(few=12, many=30)))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=30)))
 def test_damage_is_left_and_told_as_the_cleaner_does(seed: int, transactions: bool) -> None:
     rng = random.Random(f"{seed} {transactions}")
     env, job = some_log(rng, transactions=transactions)

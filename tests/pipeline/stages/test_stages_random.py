@@ -56,5 +56,5 @@ class ComparedPartition(Partition):
         super().teardown()
 
 
-ComparedPartition.TestCase.settings = machine_settings(cases(few=12, many=60))
+ComparedPartition.TestCase.settings = machine_settings(cases(few=6, many=60))
 TestComparedPartition: Any = ComparedPartition.TestCase
