@@ -124,7 +124,7 @@ def _complete(state: TransactionState, event: MarkersWritten) -> Transition:
             previous_producer_id=transaction.producer_id,
             next_producer_id=NO_PRODUCER_ID,
         )
-        last_epoch = transaction.producer_epoch
+        last_epoch = PRODUCER_EPOCH_MAX  # the last one that the producer had
     return _append(completed, Answer(ErrorCode.NONE, completed.producer), state, last_epoch)
 
 
@@ -164,8 +164,13 @@ def _may_continue(transaction: Transaction, expected: Producer) -> bool:
 
 def _begin_epoch(state: TransactionState, event: InitRequested) -> Transition:
     transaction, expected = state.transaction, event.expected
-    if transaction.is_epoch_exhausted and event.spare_producer_id == NO_PRODUCER_ID:
-        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
+    # The answer to the first request was lost, or an abort has fenced the producer.
+    is_former = expected is not None and expected.epoch == state.last_epoch
+    is_known = transaction.producer_epoch == NO_PRODUCER_EPOCH or (
+        expected is None or is_former or expected.epoch == transaction.producer_epoch
+    )
+    if not is_known:
+        return _answer(state, ErrorCode.PRODUCER_FENCED)
     begun = replace(
         transaction,
         status=Status.EMPTY,
@@ -174,31 +179,29 @@ def _begin_epoch(state: TransactionState, event: InitRequested) -> Transition:
         start_ms=NO_TIMESTAMP,
         last_update_ms=event.now_ms,
     )
-    if transaction.is_epoch_exhausted:
+    keeps_epoch = is_former and transaction.producer_epoch <= PRODUCER_EPOCH_MAX
+    if not keeps_epoch and not transaction.is_epoch_exhausted:
+        begun = replace(begun, producer_epoch=transaction.producer_epoch + 1)
+    elif not keeps_epoch:
+        if event.spare_producer_id == NO_PRODUCER_ID:
+            return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
         begun = replace(
             begun,
             producer_id=event.spare_producer_id,
             producer_epoch=0,
             previous_producer_id=transaction.producer_id,
         )
-        last_epoch = NO_PRODUCER_EPOCH if expected is None else transaction.producer_epoch
-    elif expected is None:
-        begun = replace(begun, producer_epoch=transaction.producer_epoch + 1)
-        last_epoch = NO_PRODUCER_EPOCH
-    elif transaction.producer_epoch in (expected.epoch, NO_PRODUCER_EPOCH):
-        begun = replace(begun, producer_epoch=transaction.producer_epoch + 1)
-        last_epoch = transaction.producer_epoch
-    elif expected.epoch == state.last_epoch:  # the answer to the first request was lost
-        last_epoch = state.last_epoch
-    else:
-        return _answer(state, ErrorCode.PRODUCER_FENCED)
+    last_epoch = NO_PRODUCER_EPOCH if expected is None else expected.epoch
     return _append(begun, Answer(ErrorCode.NONE, begun.producer), state, last_epoch)
 
 
 def _fence(
     state: TransactionState, answer: Answer, event: InitRequested | TimeChecked
 ) -> Transition:
-    """Abort an open transaction with the next epoch, which fences its producer."""
+    """Abort an open transaction with the next epoch, which fences its producer.
+
+    The producer itself may take over that epoch with InitProducerId (KIP-360, KIP-588).
+    """
     transaction = state.transaction
     aborted = replace(
         transaction,
@@ -206,7 +209,7 @@ def _fence(
         producer_epoch=transaction.epoch_of_end,
         last_update_ms=event.now_ms,
     )
-    return _append(aborted, answer, state, NO_PRODUCER_EPOCH)
+    return _append(aborted, answer, state, transaction.producer_epoch)
 
 
 # Partitions ---------------------------------------------------------------------------------------
@@ -265,7 +268,7 @@ def _end(state: TransactionState, event: EndRequested) -> Transition:
     transaction, producer = state.transaction, event.producer
     if is_changing(state, producer):
         return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
-    is_v2 = transaction.client_version.bumps_epoch
+    is_v2 = event.client_version.bumps_epoch
     is_repeated = is_v2 and _is_repeated_end(transaction, producer)
     if not is_repeated:
         error = _producer_error(transaction, producer)
@@ -280,10 +283,10 @@ def _end(state: TransactionState, event: EndRequested) -> Transition:
     if transaction.status is completed and (is_repeated or not is_v2):
         return Transition(state, (Answer(ErrorCode.NONE, transaction.producer),))
     may_be_empty = (
-        event.client_version.bumps_epoch
+        is_v2
         and not event.commit
         and not is_repeated
-        and (transaction.status is Status.EMPTY or (is_v2 and transaction.status in COMPLETED))
+        and (transaction.status is Status.EMPTY or transaction.status in COMPLETED)
     )
     if may_be_empty:  # a V2 producer aborts before it added a partition
         return _prepare(state, event, decided)

@@ -26,6 +26,7 @@ from protocol.messages import (
 from storage.model import TopicPartition
 
 FIRST_V2_COMMIT: Final = 5  # TxnOffsetCommit of clients that follow transaction version 2
+FIRST_ABORTABLE_VERSION: Final = 4  # the first version whose clients know TRANSACTION_ABORTABLE
 
 
 async def add_offsets_to_txn(
@@ -74,7 +75,7 @@ async def txn_offset_commit(
         error = await _add_group(context, body)
     for chunk in offset_chunks(offsets):
         if error is ErrorCode.NONE and chunk:
-            error = await _commit(context, body, chunk)
+            error = await _commit(context, header.api_version, body, chunk)
         if error is not ErrorCode.NONE:
             errors.update(dict.fromkeys(chunk, error))
         await turns.take()
@@ -97,16 +98,18 @@ async def _add_group(context: RequestContext, body: TxnOffsetCommitRequest) -> E
     error = await context.wait_offsets_topic()
     if error is not ErrorCode.NONE:
         return error
-    return await context.transactions.add_partitions(
+    error = await context.transactions.add_partitions(
         body.transactional_id,
         Producer(body.producer_id, body.producer_epoch),
         frozenset((_offsets_partition(context, body.group_id),)),
         TransactionVersion.V2,
     )
+    return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
 
 
 async def _commit(
     context: RequestContext,
+    version: int,
     body: TxnOffsetCommitRequest,
     offsets: dict[TopicIndex, CommittedOffset],
 ) -> ErrorCode:
@@ -117,6 +120,8 @@ async def _commit(
     )
     if error is ErrorCode.CONCURRENT_TRANSACTIONS:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE  # as in Kafka; clients repeat the request
+    if error is ErrorCode.INVALID_TXN_STATE and version >= FIRST_ABORTABLE_VERSION:
+        return ErrorCode.TRANSACTION_ABORTABLE
     if error is not ErrorCode.NONE:
         return error
     request = CommitRequested(

@@ -366,7 +366,7 @@ async def test_fetched_offsets_that_a_transaction_may_change_are_unstable(broker
     refused = await kafka_request(
         broker, ApiKey.TXN_OFFSET_COMMIT, body, 4
     )  # its group was not added
-    assert refused.topics[0].partitions[0].error_code == ErrorCode.INVALID_TXN_STATE
+    assert refused.topics[0].partitions[0].error_code == ErrorCode.TRANSACTION_ABORTABLE
     committed = await kafka_request(broker, ApiKey.TXN_OFFSET_COMMIT, body, 5)
     assert committed.topics[0].partitions[0].error_code == ErrorCode.NONE
     assert await fetch(broker, stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)

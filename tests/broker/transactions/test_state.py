@@ -90,6 +90,57 @@ def test_a_start_during_a_transaction_aborts_it_with_the_next_epoch() -> None:
     assert answer == Answer(ErrorCode.NONE, Producer(7, 2))
 
 
+def test_a_producer_that_starts_again_in_its_transaction_gets_the_epoch_that_aborts_it() -> None:
+    state, answer = init(opened(), Producer(7, 0))
+    assert error_of(answer) is ErrorCode.CONCURRENT_TRANSACTIONS
+    state, _ = apply(state, MarkersWritten(10))
+    state, answer = init(state, Producer(7, 0))
+    assert answer == Answer(ErrorCode.NONE, Producer(7, 1))
+    assert init(state, Producer(7, 0))[1] == answer, "the answer was lost"
+
+
+def test_a_producer_whose_transaction_timed_out_may_start_again_unless_another_one_did() -> None:
+    state, _ = apply(opened(), TimeChecked(5 + TIMEOUT_MS, 0))
+    state, _ = apply(state, MarkersWritten(10 + TIMEOUT_MS))
+    assert init(state, Producer(7, 0))[1] == Answer(ErrorCode.NONE, Producer(7, 1))
+    state, _ = init(state)
+    assert error_of(init(state, Producer(7, 0))[1]) is ErrorCode.PRODUCER_FENCED
+
+
+def test_a_former_producer_gets_no_producer_id_once_the_epoch_is_exhausted() -> None:
+    state = begun()
+    last = replace(state.transaction, producer_epoch=PRODUCER_EPOCH_MAX)
+    state = replace(state, transaction=last)
+    assert error_of(init(state, Producer(7, 5))[1]) is ErrorCode.PRODUCER_FENCED
+    state, answer = init(state, Producer(7, PRODUCER_EPOCH_MAX))
+    assert answer == Answer(ErrorCode.NONE, Producer(SPARE, 0))
+    assert init(state, Producer(7, PRODUCER_EPOCH_MAX))[1] == answer, "the answer was lost"
+
+
+def test_a_producer_with_the_last_epoch_that_starts_again_in_its_transaction_gets_an_id() -> None:
+    state = opened()
+    last = replace(state.transaction, producer_epoch=PRODUCER_EPOCH_MAX)
+    state, _ = init(replace(state, transaction=last), Producer(7, PRODUCER_EPOCH_MAX))
+    state, _ = apply(state, MarkersWritten(10))
+    state, answer = init(state, Producer(7, PRODUCER_EPOCH_MAX))
+    assert answer == Answer(ErrorCode.NONE, Producer(SPARE, 0))
+    assert init(state, Producer(7, PRODUCER_EPOCH_MAX))[1] == answer, "the answer was lost"
+
+
+def test_a_producer_that_lost_the_answer_of_its_last_end_may_start_again() -> None:
+    state, _ = apply(exhausted(), MarkersWritten(10))
+    _, answer = init(state, Producer(7, PRODUCER_EPOCH_MAX))
+    assert answer == Answer(ErrorCode.NONE, Producer(SPARE, 0))
+
+
+def test_the_version_of_the_request_decides_how_an_end_is_repeated() -> None:
+    by_v2, by_v1 = ended(V2, commit=True), ended(V0, commit=True)
+    v1_again = EndRequested(by_v2.transaction.producer, True, V0, SPARE, 11)
+    assert error_of(apply(by_v2, v1_again)[1]) is ErrorCode.NONE
+    v2_next = EndRequested(by_v1.transaction.producer, True, V2, SPARE, 11)
+    assert error_of(apply(by_v1, v2_next)[1]) is ErrorCode.INVALID_TXN_STATE
+
+
 def test_a_repeated_bump_of_the_epoch_gets_the_same_answer() -> None:
     state, answer = init(begun(), Producer(7, 0))
     assert answer == Answer(ErrorCode.NONE, Producer(7, 1))
