@@ -325,10 +325,12 @@ class LiveConsumerGroup:
         """Return the expressions whose topics the group does not have from a later search."""
         now_ms, newer = self.context.clock.wall_ms(), dict[str, ResolvedRegex]()
         for expression, resolved in regexes.items():
-            stored = self.group.regexes.get(expression, resolved)
-            stored_ms = self._resolved_ms.get(expression, stored.resolved_ms)
-            if abs(now_ms - resolved.resolved_ms) <= abs(now_ms - stored_ms):  # the clock may jump
-                newer[expression] = resolved
+            stored = self.group.regexes.get(expression)
+            if stored is not None:
+                stored_ms = self._resolved_ms.get(expression, stored.resolved_ms)
+                if abs(now_ms - resolved.resolved_ms) > abs(now_ms - stored_ms):
+                    continue  # older; times may be later than now, because the clock may jump
+            newer[expression] = resolved
         return newer
 
     async def _leave(self, request: Heartbeat) -> HeartbeatAnswer:

@@ -303,3 +303,15 @@ async def test_a_heartbeat_that_waits_keeps_the_topics_that_another_member_bring
     may_end.set()
     assert (await heartbeat).error is ErrorCode.NONE
     assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
+
+
+async def test_a_group_takes_the_topics_of_an_expression_that_no_member_has_any_more() -> None:
+    """Although a member that has left brought them from a later search."""
+    world = World(topics=FakeTopics({"orders": 3}))
+    hosts = [TopicViewer(host, lambda _topic: True) for host in "ab"]
+    for host in (*hosts, hosts[0]):
+        client = Client(world, "a", topics=frozenset(), regex="ord.*", viewer=host)
+        await converge(client)
+        assert len(client.owned) == 3
+        await client.leave()
+        await world.clock.advance(REFRESH_MS // 4)
