@@ -43,6 +43,7 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
         CommitFailedException,
         TableAlreadyExistsError,
         ValidationError,
+        ValidationException,
     )
     from pyiceberg.expressions import AlwaysTrue
     from sqlalchemy.exc import SQLAlchemyError
@@ -78,8 +79,8 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
         shutil.rmtree(folder, ignore_errors=True)
         raise created_meanwhile(path) from error
     except (
-        CommitFailedException, ValidationError, SQLAlchemyError, ValueError, OverflowError,
-        EOFError, OSError,
+        CommitFailedException, ValidationError, ValidationException, SQLAlchemyError, ValueError,
+        OverflowError, EOFError, OSError,
     ) as error:  # fmt: skip
         shutil.rmtree(folder, ignore_errors=True)
         raise JobError(f"cannot publish {path}: {first_line(error)}") from error

@@ -86,3 +86,24 @@ def test_a_refused_commit_leaves_no_files(tmp_path: Path) -> None:
         publish(path, ["text, where the column has bytes"])
     assert sorted(path.glob("data-*")) == before
     assert read(path) == [b"a"]
+
+
+def test_of_two_jobs_that_replace_a_table_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.table import Transaction
+
+    path = tmp_path / "t"
+    publish(path, [b"a"])
+    commit = Transaction.commit_transaction
+
+    def commit_after_the_other(change: Transaction) -> Any:
+        monkeypatch.setattr(Transaction, "commit_transaction", commit)
+        publish(path, [b"b"])
+        return commit(change)
+
+    monkeypatch.setattr(Transaction, "commit_transaction", commit_after_the_other)
+    with pytest.raises(JobError, match="cannot publish"):
+        publish(path, [b"c"])
+    assert read(path) == [b"b"]
+    assert len(list(path.glob("data-*"))) == 2  # those of the two commits
