@@ -5,6 +5,9 @@ Rules
   a batch again changes nothing.
 - A batch begins at or below the end offset of the table. Otherwise another job has replaced the
   table, and the records between would be missing.
+- A merge also commits the transaction that each overwrite commits (STATE_ID): delta-rs lets an
+  overwrite and a merge commit past each other if they share no transaction, and the table would
+  have rows of both.
 - Only a record with a larger offset replaces or deletes a row.
 - The last record of each key in a batch counts. One commit merges the whole batch, even a batch
   without rows, because transaction markers also have offsets.
@@ -24,12 +27,14 @@ from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
 from pipeline.tables.delta import (
+    STATE_ID,
     check_topic_id,
     commit_properties,
     delta_reason,
     epoch_id,
     holds_state,
     read_end_offset,
+    state_number,
     topic_id_number,
     topic_id_transaction,
     version_id,
@@ -154,6 +159,8 @@ class Upserts:
         from deltalake.exceptions import DeltaError
 
         table = DeltaTable(str(self.path))
+        if not holds_state(table, self._topic):
+            raise JobError(f"another job has replaced {self.path}. Use --overwrite to recreate it")
         before = read_versions(table, self._topic, sorted({*starts, *ends}))
         check_no_gap(f"another job has replaced {self.path}", self._topic, starts, before)
         new = {n: end for n, end in ends.items() if n not in before or end.offset > before[n]}
@@ -163,6 +170,7 @@ class Upserts:
         reach = {number: max(end.offset, before.get(number, 0)) for number, end in ends.items()}
         versions = {version_id(self._topic, number): end for number, end in reach.items()}
         versions |= {epoch_id(self._topic, n): end.leader_epoch for n, end in new.items()}
+        versions[STATE_ID] = state_number(self._topic)
         notes = {"job": "latest --stream", "topic": self._topic}
         try:
             with write_beside(rows, self.path) as data:

@@ -1,8 +1,12 @@
 """How far a topic is in a table is believed only of the content that was made of that topic."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,7 +14,10 @@ from deltalake import DeltaTable
 
 from config import exit_codes
 from pipeline.cli import JobError
+from pipeline.client.kafka_client import EndOffset
 from pipeline.jobs.stream import check_table
+from pipeline.tables import upsert
+from pipeline.tables.columns import Forms
 from pipeline.tables.delta import (
     NO_STATE,
     STATE_ID,
@@ -25,7 +32,7 @@ from pipeline.tables.delta import (
 )
 from pipeline.tables.publish import Target
 from pipeline.tables.table_reading import read_reach
-from pipeline.tables.upsert import read_versions
+from pipeline.tables.upsert import DELETED, Upserts, read_versions
 
 
 def publish(folder: Path, versions: Mapping[str, int]) -> Path:
@@ -38,6 +45,45 @@ def publish(folder: Path, versions: Mapping[str, int]) -> Path:
         (data / "part-0.parquet").unlink()
         data.rmdir()
     return path
+
+
+ROW = {"key": [b"a"], "value": [b"1"], "partition": [0], "offset": [0]}
+
+
+def publish_rows(path: Path, rows: Mapping[str, Any], versions: Mapping[str, int]) -> None:
+    """Make or overwrite the table at `path`, as `publish` of pipeline/tables/publish.py does."""
+    data = path.parent / f"{path.name}-data"
+    data.mkdir(exist_ok=True)
+    pq.write_table(pa.table(rows), data / "part-0.parquet")
+    publish_delta(data, Target(path, "delta", exists=path.exists()), {}, versions)
+
+
+def read_keys(path: Path) -> list[bytes]:
+    keys: list[bytes] = pa.table(DeltaTable(str(path)).to_pyarrow_table())["key"].to_pylist()
+    return sorted(keys)
+
+
+@pytest.fixture
+def merge_b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that merges a batch of "t" with the key b, offset 1, into a table."""
+    data = tmp_path / "batch"
+    data.mkdir()
+    row = {"key": [b"b"], "value": [b"1"], "partition": [0], "offset": [1], DELETED: [False]}
+    pq.write_table(pa.table(row), data / "part-0.parquet")
+
+    @contextmanager
+    def written(*_: object) -> Iterator[Path]:
+        yield data
+
+    monkeypatch.setattr(upsert, "write_beside", written)
+    monkeypatch.setattr(Upserts, "_last", lambda *_: None)
+
+    def merge(path: Path, first: int) -> bool:
+        upserts = Upserts(path, "t", Forms(exact_keys=True), tuple(ROW))
+        batch: Any = None
+        return upserts.merge_batch(batch, {0: first}, {0: EndOffset(2, 0)})
+
+    return merge
 
 
 def state_of(topic: str, end: int) -> dict[str, int]:
@@ -61,6 +107,42 @@ def test_a_table_that_was_overwritten_with_another_topic_is_not_followed(tmp_pat
     publish(tmp_path, state_of("u", 3))
     assert read_versions(DeltaTable(str(path)), "t", [0]) == {}
     assert read_versions(DeltaTable(str(path)), "u", [0]) == {0: 3}
+
+
+@pytest.mark.parametrize("versions", [{STATE_ID: NO_STATE}, {version_id("u", 0): 1, STATE_ID: 3}])
+def test_no_other_job_replaces_a_table_while_a_batch_is_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge_b: Any, versions: Mapping[str, int]
+) -> None:
+    """Otherwise the table would have the rows of both."""
+    path = tmp_path / "t"
+    publish_rows(path, ROW, state_of("t", 1))
+    overwrite = deltalake.write_deltalake
+
+    def overwrite_too_late(to: str, rows: Any, **options: Any) -> None:
+        def batches() -> Iterator[Any]:
+            merging = Thread(target=merge_b, args=(path, 1))  # a thread of delta-rs calls this
+            merging.start()
+            merging.join()
+            yield from rows
+
+        overwrite(to, pa.RecordBatchReader.from_batches(rows.schema, batches()), **options)
+
+    monkeypatch.setattr(deltalake, "write_deltalake", overwrite_too_late)
+    with pytest.raises(JobError, match="cannot publish"):
+        publish_rows(path, {**ROW, "key": [b"c"]}, versions)
+    assert read_keys(path) == [b"a", b"b"]
+
+
+def test_nothing_is_merged_into_a_table_that_was_overwritten_with_another_topic(
+    tmp_path: Path, merge_b: Any
+) -> None:
+    """Not even records from offset 0 on, none of which such a table lacks."""
+    path = tmp_path / "t"
+    publish_rows(path, ROW, state_of("t", 0))
+    publish_rows(path, ROW, state_of("u", 1))
+    with pytest.raises(JobError, match="another job has replaced"):
+        merge_b(path, 0)
+    assert read_keys(path) == [b"a"]
 
 
 def test_an_overwrite_by_fewer_partitions_forgets_how_far_it_had_the_others(tmp_path: Path) -> None:
