@@ -52,7 +52,7 @@ class ProduceRequest(NamedTuple):
 
 
 class ProducedPartition(NamedTuple):
-    """The result for one partition. Offsets and times are -1 after an error.
+    """The result for one partition. Offsets and times are -1 after most errors.
 
     `record_errors` (index in the batch, message) and `error_message` are sent from version 8 on
     (KIP-467).

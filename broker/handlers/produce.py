@@ -576,7 +576,10 @@ def _failed(
         )
     refused = _refused(partition, index, records, code, str(error))
     if isinstance(error, InvalidRecordError):
-        return refused._replace(
+        refused = refused._replace(
             record_errors=tuple((batch_index, error.reason) for batch_index in error.batch_indexes)
         )
+    if isinstance(error, InvalidRecordError | OutOfOrderSequenceError | InvalidProducerEpochError):
+        # As in Kafka: it tells a producer whether records before these have been deleted.
+        return refused._replace(log_start_offset=partition.log.log_start_offset)
     return refused

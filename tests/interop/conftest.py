@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.peers.kafka import unavailable
+from tests.support.peers.kafka import KafkaBroker, running_kafka, unavailable
 from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, KilledKafka, make_killed_kafka
 from tests.support.varve import VarveBroker, running_varve
 
@@ -32,3 +32,16 @@ def adopted(
     directory: Path = killed_kafka.copy_to(tmp_path_factory.mktemp("adopted"))
     with running_varve(directory, ADOPTER_SETTINGS) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def kafka_and_varve(
+    real_kafka: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[KafkaBroker, VarveBroker]]:
+    """Both, for tests that ask them the same. Their internal topics have as many partitions."""
+    settings = {"groups": {"offsets_partitions": 4}, "transactions": {"state_partitions": 4}}
+    with (
+        running_kafka(tmp_path_factory.mktemp("kafka")) as kafka,
+        running_varve(tmp_path_factory.mktemp("varve"), settings) as varve,
+    ):
+        yield kafka, varve

