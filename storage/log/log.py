@@ -20,6 +20,7 @@ last stable offset follows from log_producers.py: it rises with the high waterma
 The caller checks batches before it appends them.
 """
 
+import errno
 from typing import Final
 
 from config.topics.keys import TopicConfig
@@ -444,12 +445,15 @@ class Log:
         """Truncate the log to end at `offset`; return False if it already ends there or before.
 
         Below the first segment, all data is deleted and the log restarts at `offset`. Durable on
-        return. Raises DamagedSegmentError if damage hides the position; nothing is changed then.
+        return. Raises DamagedSegmentError if damage hides the position, and NoRoomError if file
+        descriptors are short; nothing is changed then.
         """
         assert offset >= 0
         state = self._state
         if offset >= state.log_end_offset:
             return False
+        if not state.env.has_spare_descriptors(for_new_log=True):
+            raise NoRoomError(OSError(errno.EMFILE, "too many open files"), state.directory)
         cut = locate_intact(state.segments[state.segments.index_of(offset)], offset)
         state.begin_generation()
         self.flusher.begin_truncation()

@@ -333,6 +333,23 @@ def test_truncation_survives_a_loss_of_power() -> None:
         assert offsets_in(after) == list(range(7)), env
 
 
+def test_a_truncation_without_descriptors_is_refused_and_changes_nothing(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = five_segments(env)
+    log.flush()
+    before, generation = names(env), log.generation
+    with monkeypatch.context() as short:
+        short.setattr(env, "has_spare_descriptors", lambda **_: False)
+        full = env.fail_on(lambda op, path: op in ("open", "listdir", "sync_dir"), errno.EMFILE)
+        with pytest.raises(NoRoomError):
+            log.truncate_to(7, now_ms=NOW_MS)
+        full.remove()
+    assert (names(env), log.generation, log.log_end_offset) == (before, generation, 22)
+    assert log.truncate_to(7, now_ms=NOW_MS)
+    assert offsets_in(log) == list(range(7))
+
+
 def test_a_truncation_needs_no_room_for_longer_names(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.flush()
