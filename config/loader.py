@@ -232,10 +232,12 @@ def _suggestion(path: Path) -> str:
     of_flags = {flag.removeprefix("--"): key for key, flag in FLAGS.items()}
     if model is Settings and path[-1] in of_flags:
         return f"; did you mean {of_flags[path[-1]]}?"
-    near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
+    # Only Kafka's names have dots: log.dirs is log_dirs, but advertised.listeners is not listeners.
+    cutoff = 0.8 if "." in str(path[-1]) else 0.6
+    near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1, cutoff=cutoff)
     if near:
         return f"; did you mean {'.'.join((*map(str, path[:-1]), near[0]))}?"
-    return _hint_at_kafka(str(path[0])) if len(path) == 1 else ""
+    return _hint_at_kafka(str(path[-1]))
 
 
 def _hint_at_kafka(name: str) -> str:
@@ -243,7 +245,6 @@ def _hint_at_kafka(name: str) -> str:
     for key in TOPIC_KEYS.values():
         if key.synonym == name:
             return f"; it is topic_defaults: {{{key.name}: ...}} here"
-    # Only Kafka's names have dots.
     return "; docs/how-to/move-from-and-to-kafka.md has Kafka's names" if "." in name else ""
 
 

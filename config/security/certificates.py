@@ -14,6 +14,7 @@ from config.security.small_file import read_small_file
 
 FILE_BYTES_MAX: Final = 1 << 20
 _PEM: Final = b"-----BEGIN "
+_DER_SEQUENCE: Final = b"\x30"  # the first byte of PKCS#12
 _JKS: Final = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS and JCEKS
 
 
@@ -43,6 +44,8 @@ def parse_certificates(data: bytes, password: str | None = None) -> Certificates
             "`keytool -importkeystore -srckeystore FILE -destkeystore FILE.p12 "
             "-deststoretype PKCS12`"
         )
+    if not data.startswith(_DER_SEQUENCE):
+        raise ValueError("expected PEM or PKCS#12")
     return _parse_pkcs12(data, password)
 
 

@@ -58,7 +58,9 @@ def parse_value(key: str, raw: object, *, units: bool = False) -> str:
 
 def unknown_config(key: str, names: Iterable[str]) -> InvalidTopicConfigError:
     """Return the error of an unknown setting, with the most similar of these names."""
-    near = difflib.get_close_matches(key[:100], names, n=1)
+    # Kafka's name for the whole broker, log.retention.ms, resembles other topic configs.
+    near = [own.name for own in TOPIC_KEYS.values() if own.synonym == key]
+    near = near or difflib.get_close_matches(key[:100], names, n=1)
     suggestion = f"; did you mean {near[0]}?" if near else ""
     return InvalidTopicConfigError(key[:100], f"unknown setting{suggestion}")
 

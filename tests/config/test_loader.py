@@ -370,6 +370,22 @@ def test_a_value_that_should_be_a_list_is_shown_as_one(file: Path) -> None:
     ]
 
 
+def test_a_name_of_kafka_leads_to_the_setting_with_that_meaning(file: Path) -> None:
+    page = "unknown setting; docs/how-to/move-from-and-to-kafka.md has Kafka's names"
+    assert problems(file, "advertised.listeners: x\nlog.dirs: x\n") == [
+        (1, "advertised.listeners", page),
+        (2, "log.dirs", "unknown setting; did you mean log_dirs?"),
+    ]
+    assert problems(file, "cleaner: {log.cleaner.threads: 2}\n") == [
+        (1, "cleaner.log.cleaner.threads", page)
+    ]
+    for key, text in (
+        ("topic_defaults.log.retention.ms", "topic_defaults: {log.retention.ms: 1}\n"),
+        ("topics.a.log.retention.ms", "topics: {a: {log.retention.ms: 1}}\n"),
+    ):
+        assert problems(file, text) == [(1, key, "unknown setting; did you mean retention.ms?")]
+
+
 def test_the_name_of_an_option_names_the_setting(file: Path) -> None:
     assert problems(file, "data: /tmp/x\nlisten: h:1\n") == [
         (1, "data", "unknown setting; did you mean log_dirs?"),
