@@ -100,7 +100,10 @@ def read_secrets(settings: Settings) -> Secrets:
 
 def _read_token(settings: Settings) -> bytes | None:
     path = settings.http_token_file
-    return None if path is None else read_token(path)
+    try:
+        return None if path is None else read_token(path)
+    except TokenFileError as error:
+        raise TokenFileError(f"http_token_file: {error}") from None
 
 
 def secret_problems(settings: Settings) -> list[str]:

@@ -475,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         except EOFError:
             self._flush(out)
-            self.close("the client closed the connection")
+            self._drop()  # the client has left: no log line, as without TLS
             return
         except ssl.SSLError as error:
             self._refuse_tls(error)

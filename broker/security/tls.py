@@ -95,11 +95,18 @@ def load_server_tls(settings: TlsSettings) -> ServerTls | None:
         ) from None
 
 
+def _read(setting: str, path: str) -> bytes:
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise TlsError(f"tls.{setting}: {path}: {describe_error(error)}") from None
+
+
 def _read_certificates(path: str, settings: TlsSettings) -> Certificates:
     password = settings.key_password.read() if settings.key_password else None
-    certificates = parse_certificates(read_file(path), password)
+    certificates = parse_certificates(_read("certificate_file", path), password)
     if settings.key_file is not None:
-        key = parse_certificates(read_file(settings.key_file), password).key
+        key = parse_certificates(_read("key_file", settings.key_file), password).key
         certificates = Certificates(certificates.chain, key)
     if not (certificates.chain and certificates.key):
         raise ValueError("expected a certificate and its key")
@@ -134,6 +141,6 @@ def _make_context(
     context.set_ecdh_curve(KEY_EXCHANGE_GROUP)
     context.verify_mode = _CLIENT_AUTH[client_auth]
     if settings.ca_file is not None and client_auth != "none":
-        context.load_verify_locations(cadata=read_file(settings.ca_file).decode("ascii"))
+        context.load_verify_locations(cadata=_read("ca_file", settings.ca_file).decode("ascii"))
     load_into(context, certificates)
     return context

@@ -117,6 +117,7 @@ async def test_a_token_that_cannot_be_read_changes_nothing(problem: str, tmp_pat
         assert not await daemon.reloader.reload()
     assert daemon.applied == []
     assert problem in lines[0]["reason"]
+    assert lines[0]["reason"].startswith(f"http_token_file: {path}: ")
 
 
 async def test_the_outcome_of_the_last_reload_is_kept_and_sent_to_systemd(
