@@ -177,7 +177,7 @@ class TokenVerifier:
                 },
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise TokenError(f"the token is not valid: {type(error).__name__}") from None
+            raise TokenError(f"the token is not valid: {_reason(error)}") from None
         return self._check_claims(claims)
 
     def _check_claims(self, claims: Mapping[str, Any]) -> Token:
@@ -299,6 +299,24 @@ def _is_user_name(name: object) -> TypeGuard[str]:
     if not isinstance(name, str) or not 1 <= len(name) <= USER_NAME_LENGTH_MAX:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a token, without a part of it."""
+    import jwt
+
+    match error:
+        case jwt.MissingRequiredClaimError():
+            return f"it has no claim {error.claim}"
+        case jwt.InvalidAudienceError():
+            return "its audience (`aud`) is none of sasl.oauthbearer.audience"
+        case jwt.InvalidIssuerError():
+            return "its issuer (`iss`) is not sasl.oauthbearer.issuer"
+        case jwt.InvalidSignatureError():
+            return "its signature is wrong"
+        case jwt.DecodeError():
+            return "it is not a JWT"
+    return type(error).__name__
 
 
 def _time(claims: Mapping[str, Any], name: str, default: float) -> float:

@@ -112,6 +112,22 @@ async def test_a_token_needs_the_required_scope(claims: dict[str, Any], is_valid
         assert error.value.status == "insufficient_scope"
 
 
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ({"aud": "other"}, "its audience (`aud`) is none of sasl.oauthbearer.audience"),
+        ({"aud": None}, "it has no claim aud"),
+        ({"iss": "https://other.example"}, "its issuer (`iss`) is not sasl.oauthbearer.issuer"),
+    ],
+)
+async def test_a_refusal_names_the_claim_and_the_setting(
+    claims: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(TokenError) as error:
+        await verifier().verify(PROVIDER.token(**{"ends": LATER, **claims}))
+    assert str(error.value) == f"the token is not valid: {reason}"
+
+
 async def test_forged_tokens_are_refused() -> None:
     good = PROVIDER.token(LATER)
     header, payload, signature = good.split(".")
