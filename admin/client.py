@@ -94,6 +94,11 @@ class ApiClient:
             )
         self._root = ROOT
 
+    @property
+    def sends_credentials(self) -> bool:
+        """Return whether requests have a token, or a user and password."""
+        return self._sasl is not None or "Authorization" in self._headers
+
     def with_token(self, token: str) -> "ApiClient":
         """Return a client of the same broker that sends another token."""
         return ApiClient(self.url, token, ClientSecurity(tls=self.tls or ClientTls()))

@@ -151,6 +151,8 @@ def refusal_text(error: Exception, client: ApiClient | None = None) -> str:
     With a `client`, the text names a topic with a similar name.
     """
     if isinstance(error, ApiRefusedError) and error.status == HTTPStatus.UNAUTHORIZED:
+        if client is not None and client.sends_credentials:
+            return str(error)  # they are wrong
         return f"{error}: name them with --command-config or --token-file"
     if isinstance(error, ApiRefusedError) and str(error).startswith(_NO_TOPIC):
         topics = [] if client is None else _topic_names(client)

@@ -57,7 +57,8 @@ def connected(
     except OSError as error:
         fail(unreachable_text(bootstrap, error, command_security()), exit_codes.UNREACHABLE)
     except RefusedError as error:
-        fail(f"{error}{_permissions(error.name, needs)}")
+        permissions = _permissions(error.name, needs)
+        fail(f"{str(error).rstrip('.')}{permissions}" if permissions else str(error))
     except NotKafkaError as error:
         fail(f"{error}. {KAFKA_ADDRESS_HINT}", exit_codes.UNREACHABLE)
     except (WireError, ProtocolError) as error:

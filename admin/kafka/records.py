@@ -74,7 +74,7 @@ def produce(
 
     If the connection breaks, the command sends unacknowledged records again, some perhaps twice.
     """
-    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
     lines = sys.stdin.buffer
@@ -90,14 +90,7 @@ def produce(
         if error is None:
             written += 1
         else:
-            text = f"key {shown(message.key(), 'key')}: {error_text(error, needs)}"
-            if error.code() == KafkaError.INVALID_RECORD and message.key() is None:
-                text += " (a compacted topic takes no records without keys)"
-            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and (
-                topic.endswith(RESERVED_SUFFIX)
-            ):
-                text += " (a compacted view is read-only)"
-            failures.append(text)
+            failures.append(_refusal(error, message.key(), topic))
 
     with librdkafka(bootstrap, needs=needs) as settings:
         admin = AdminClient(settings)
@@ -146,6 +139,21 @@ def produce(
         fail("the broker refused records:\n" + "\n".join(listed))
     if invalid:
         fail(invalid, exit_codes.USAGE)
+
+
+def _refusal(error: "KafkaError", key: bytes | None, topic: str) -> str:
+    """Say why the broker refused a record, and what helps."""
+    from confluent_kafka import KafkaError
+
+    is_view = topic.endswith(RESERVED_SUFFIX)
+    needs = "" if is_view else f"WRITE on topic:{topic}"  # no ACL permits writing to a view
+    text = f"key {shown(key, 'key')}: {error_text(error, needs)}"
+    if error.code() == KafkaError.INVALID_RECORD and key is None:
+        text += " (a compacted topic takes no records without keys)"
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and is_view:
+        source = topic.removesuffix(RESERVED_SUFFIX)
+        text += f" (a compacted view is read-only: write to {source})"
+    return text
 
 
 def _pairs(lines: BinaryIO, separator: bytes) -> Iterator[tuple[bytes | None, bytes]]:

@@ -9,7 +9,8 @@ from threading import Thread
 
 import pytest
 
-from admin.client import ApiClient, UnreachableError
+from admin.client import ApiClient, ApiRefusedError, UnreachableError
+from admin.command import refusal_text
 
 TOKEN = "0123456789abcdef"
 
@@ -66,3 +67,10 @@ def test_an_http_address_that_speaks_tls_is_hinted_at(answer: bytes) -> None:
         with pytest.raises(UnreachableError, match="With http_tls, it begins with https://"):
             ApiClient(url).get("")
         thread.join()
+
+
+@pytest.mark.parametrize(("token", "hint"), [(None, True), (TOKEN, False)])
+def test_who_named_credentials_is_not_told_to_name_them(token: str | None, hint: bool) -> None:
+    error = ApiRefusedError(401, "wrong token")
+    text = refusal_text(error, ApiClient("http://127.0.0.1:9644", token))
+    assert text == "wrong token" + (": name them with --command-config or --token-file" * hint)

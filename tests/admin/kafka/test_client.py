@@ -9,6 +9,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from admin.kafka import client
+from protocol.client.administration import RefusedError
+from protocol.errors import ErrorCode
+
+CONNECTED = client.connected
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +49,18 @@ def test_a_request_that_the_broker_does_not_complete_ends_a_command_with_a_messa
         Future[None]().result(0)
     assert ended.value.code == 1
     assert "127.0.0.1:9092 did not complete the request within 30 s" in capsys.readouterr().err
+
+
+def test_a_refusal_with_the_permission_that_is_missing_is_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Kafka's own texts end with a full stop."""
+    refusal = RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+    with (
+        click.Context(click.Command("users")),
+        pytest.raises(SystemExit),
+        CONNECTED("127.0.0.1:9092", lambda _: nullcontext(), needs="DESCRIBE on the cluster"),
+    ):
+        raise refusal
+    advice = "the user needs DESCRIBE on the cluster (`varve acls`)"
+    assert capsys.readouterr().err == f"varve: Cluster authorization failed: {advice}\n"

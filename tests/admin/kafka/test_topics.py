@@ -179,6 +179,13 @@ def test_a_topic_whose_records_have_keys_becomes_compacted_in_silence(broker: Va
     assert compacted(broker, "keyed") == ""
 
 
+def test_a_record_for_a_view_is_refused_with_the_topic_to_write_to(broker: VarveBroker) -> None:
+    done(broker, "topics", "create", "rates", "--set", "varve.view=compacted")
+    text = refused(broker, "produce", "rates.compacted", lines=b"a\t1\n")
+    assert "(a compacted view is read-only: write to rates)" in text
+    assert "varve acls" not in text
+
+
 def test_a_view_is_not_deleted_and_the_reason_says_how_to_remove_it(broker: VarveBroker) -> None:
     done(broker, "topics", "create", "bills", "--set", "varve.view=compacted")
     error = refused(broker, "topics", "delete", "bills.compacted", "--yes")
