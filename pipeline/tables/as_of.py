@@ -175,12 +175,14 @@ def check_offsets(
     used, moved, refused = dict(requested), [], []
     for number, offset in sorted(requested.items()):
         where = f"{topic}-{number}"
+        job, is_missing = jobs.get(number), number in missing
         first, end = bounds.first[number], bounds.end[number]
+        if job is not None:  # records may have been deleted between the bounds and the lease
+            first = max(first, job.log_start_offset)
         if offset > end:
             raise JobError(
                 f"{where} as of {offset}: its last stable offset is {end}", exit_codes.USAGE
             )
-        job, is_missing = jobs.get(number), number in missing
         earliest = _earliest(reading, client, job, number, offset, is_missing=is_missing)
         earliest = max(first, earliest)
         if earliest <= offset:
