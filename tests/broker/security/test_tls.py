@@ -384,7 +384,7 @@ def test_a_missing_file_is_an_error_that_names_its_setting(
     path = authority.write("whole.pem", authority.leaf("broker", days=90).pem())
     files = {"certificate_file": path, "key_file": path, "ca_file": path, setting: "/absent.pem"}
     with pytest.raises(TlsError) as error:
-        load_server_tls(TlsSettings(**files, client_auth="required"))
+        load_server_tls(TlsSettings.model_validate({**files, "client_auth": "required"}))
     assert str(error.value) == f"tls.{setting}: /absent.pem: No such file or directory"
 
 
