@@ -100,7 +100,8 @@ def _check_names(names: Sequence[str | None], path: str) -> None:
     for n, name in enumerate(names):
         if not name:
             raise JobError(f"column {n + 1} of {path} has no name. Name it in the header line")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
+    counts = Counter(name.lower() for name in names if name)  # Spark ignores the case of names
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise JobError(f"{path} has several columns with the name {twice[0]}. Rename all but one")
 
 

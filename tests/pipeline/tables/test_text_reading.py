@@ -73,6 +73,7 @@ def test_the_header_line_decides_what_separates_lines() -> None:
         ([b",id\n0,1\n"], "column 1 of .* has no name"),
         ([b'id,""\n0,1\n'], "column 2 of .* has no name"),
         ([b"id,v,id\n1,2,3\n"], "several columns with the name id"),
+        ([b"id,v,ID\n1,2,3\n"], "several columns with the name id"),
         (["id,v\n1,é\n".encode("latin1")], "is not UTF-8"),
     ],
 )
