@@ -309,7 +309,7 @@ class Verifier:
         rule = Rule(is_table=False, compares=frozenset(("headers",)))
         original = self._read(self.topic, bounds.first, ends.end)
         served = self._read(against, others.first, others.end)
-        counts, examples = self._compare_below(original, served, rule, ends=ends, bounds=bounds)
+        counts, examples = self._compare_below(original, served, rule, ends)
         notes = ["offsets, timestamps and records without a key were not compared"]
         return VerifyResult(self.topic, against, "topic", counts, examples, notes)
 
@@ -355,7 +355,7 @@ class Verifier:
         rule = Rule(
             keeps_keyless=keyless, compares=frozenset(_compared(present)), starts=bounds.first
         )
-        counts, examples = self._compare_below(original, served, rule, ends=ends, bounds=bounds)
+        counts, examples = self._compare_below(original, served, rule, ends)
         return VerifyResult(self.topic, path, "table", counts, examples, notes)
 
     def _compare_below(
@@ -363,18 +363,13 @@ class Verifier:
         original: "DataFrame",
         served: "DataFrame",
         rule: Rule,
-        *,
         ends: TopicBounds,
-        bounds: TopicBounds,
     ) -> tuple[dict[int, Counts], list[Example]]:
-        """Compare below `ends`, in the log of `bounds`; again if a clean passes them meanwhile.
-
-        Raises JobError (STALE).
-        """
+        """Compare below `ends`; again if a clean passes them meanwhile. Raises JobError (STALE)."""
         for _ in range(TRIES):
-            passed = replace(rule, cleaned_beyond=self._cleaned_beyond(ends.end, bounds))
+            passed = replace(rule, cleaned_beyond=self._cleaned_beyond(ends.end))
             result = compare(original, served, passed, ends, self.examples)
-            if self._cleaned_beyond(ends.end, bounds) == passed.cleaned_beyond:
+            if self._cleaned_beyond(ends.end) == passed.cleaned_beyond:
                 return result
         raise JobError(
             f"{self.topic} was cleaned beyond the compared offsets during each of {TRIES} checks;"
@@ -382,12 +377,13 @@ class Verifier:
             exit_codes.STALE,
         )
 
-    def _cleaned_beyond(self, ends: Bounds, bounds: TopicBounds) -> Bounds:
+    def _cleaned_beyond(self, ends: Bounds) -> Bounds:
         """Return the ends of those partitions that a clean has passed, or may have passed."""
         try:
             return {n: end for n, end in ends.items() if not self._is_uncleaned(n, end)}
         except (ApiRefusedError, UnreachableError):  # no other answer of the API is needed
-            return {n: end for n, end in ends.items() if end < bounds.end[n]}
+            log_ends = self._bounds(self.topic).end
+            return {n: end for n, end in ends.items() if end < log_ends.get(n, end)}
 
     # A compacted topic alone ----------------------------------------------------------------
 

@@ -648,6 +648,25 @@ def test_a_table_is_checked_again_if_a_clean_passes_it_meanwhile(
     assert result.kinds == {"same": 1, "unverifiable": 1}
 
 
+def test_without_the_http_api_a_clean_may_pass_a_log_that_grows_during_the_check(
+    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = f"{topic}-copy"
+    for name in (topic, copy):
+        make_topic(broker, name, 1, cleanup_policy="compact")
+        write(broker, name, [(0, b"k%d" % n, b"v", START_MS, None) for n in range(2)])
+    compare = verify.compare
+
+    def cleaned_first(*arguments: Any) -> Any:
+        write(broker, topic, [(0, b"k1", b"new", START_MS, None)])
+        clean(broker, topic, 0)
+        return compare(*arguments)
+
+    monkeypatch.setattr(verify, "compare", cleaned_first)
+    check = replace(verifier(spark, broker, topic), client=ApiClient("http://127.0.0.1:1"))
+    assert check.other(copy, None).kinds == {"same": 1, "unverifiable": 1}
+
+
 def test_nothing_to_compare_is_right_and_says_so(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
