@@ -614,7 +614,8 @@ def command(
     ):
         reporter.note("reading and comparing")
         verifier = Verifier(spark, client, cluster, topic, partitions, examples)
-        topic_id = fetch_topic_id(cluster, topic)
+        topics = [topic, str(against)] if mode == "topic" else [topic]
+        topic_ids = {name: fetch_topic_id(cluster, name) for name in topics}
         match mode:
             case "view":
                 result = verifier.view()
@@ -625,11 +626,12 @@ def command(
             case _:
                 keyless = null_keys == "keep"
                 result = verifier.table(str(table), table_format, ends, keyless=keyless)
-        if fetch_topic_id(cluster, topic) != topic_id:
-            raise JobError(
-                f"{topic} was deleted and created again during the check; try again",
-                exit_codes.STALE,
-            )
+        for name, topic_id in topic_ids.items():
+            if fetch_topic_id(cluster, name) != topic_id:
+                raise JobError(
+                    f"{name} was deleted and created again during the check; try again",
+                    exit_codes.STALE,
+                )
     show(answer(result), as_json, lambda _: lines(result))
     if result.exit_code != exit_codes.DONE:
         raise SystemExit(result.exit_code)

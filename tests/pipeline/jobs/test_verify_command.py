@@ -66,20 +66,25 @@ def test_the_command_ends_with_four_where_something_is_wrong(
 
 
 @pytest.mark.usefixtures("shared_session")
+@pytest.mark.parametrize("other", [False, True])
 def test_a_topic_that_was_created_again_during_the_check_is_not_judged(
-    broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch, *, other: bool
 ) -> None:
-    def create_again(_: object) -> VerifyResult:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.delete_topics([topic])[topic].result(30)
-        make_topic(broker, topic, 1, cleanup_policy="compact")
-        return VerifyResult(topic, topic, "alone", {})
+    copy = f"{topic}-copy"
+    again = copy if other else topic
 
-    make_topic(broker, topic, 1, cleanup_policy="compact")
-    monkeypatch.setattr(Verifier, "alone", create_again)
-    done = invoke(broker, topic)
+    def create_again(*_: object) -> VerifyResult:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.delete_topics([again])[again].result(30)
+        make_topic(broker, again, 1, cleanup_policy="compact")
+        return VerifyResult(topic, again, "alone", {})
+
+    for name in (topic, copy):
+        make_topic(broker, name, 1, cleanup_policy="compact")
+    monkeypatch.setattr(Verifier, "other" if other else "alone", create_again)
+    done = invoke(broker, topic, *(("--against", copy) if other else ()))
     assert done.exit_code == exit_codes.STALE
-    assert f"{topic} was deleted and created again during the check" in done.stderr
+    assert f"{again} was deleted and created again during the check" in done.stderr
 
 
 @pytest.mark.usefixtures("shared_session")
