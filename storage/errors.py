@@ -303,12 +303,16 @@ class NewerFormatError(StorageError):
 
 
 class SwapRefusedError(StorageError):
-    """The swap was refused and changed nothing. The cleaner cleans the group again."""
+    """The swap was refused and changed nothing. The cleaner cleans the group again.
 
-    def __init__(self, directory: str, reason: str) -> None:
+    `lacks_room`: only for lack of space or of file descriptors, so the same swap may succeed later.
+    """
+
+    def __init__(self, directory: str, reason: str, *, lacks_room: bool = False) -> None:
         super().__init__(f"{directory}: {reason}")
         self.directory = directory
         self.reason = reason
+        self.lacks_room = lacks_room
 
 
 class SwapInterruptedError(StorageError):

@@ -352,7 +352,9 @@ class BrokerCleanerHost:
             log.swap.pin(base_offsets)
         except OSError as error:
             if is_scarcity(error):
-                raise SwapRefusedError(log.directory, f"no room: {error}") from error
+                raise SwapRefusedError(
+                    log.directory, f"no room: {error}", lacks_room=True
+                ) from error
             failed = log.failure(error)
             self._fail_directory(failed)
             raise failed from error
@@ -391,7 +393,7 @@ class BrokerCleanerHost:
             raise  # pinned sources cannot disappear: this is another fault
         except NoRoomError as error:  # of the checkpoint; the swap did not begin
             log.swap.unpin(sources)
-            raise SwapRefusedError(log.directory, f"no room: {error}") from error
+            raise SwapRefusedError(log.directory, f"no room: {error}", lacks_room=True) from error
         except LogDirectoryError as error:
             self._fail_directory(error)
             raise

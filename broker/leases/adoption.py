@@ -227,6 +227,8 @@ class Adopter:
             outcomes = await self._cleaning.publish(job, groups) if groups else ()
         except SwapRefusedError as error:
             await remove_unpublished(self._env, job)
+            if error.lacks_room:  # the upload keeps its own links to the files
+                raise AdoptionFailedError(f"publication refused: {error}") from error
             raise _RefusedError(AdoptOutcome.STALE, f"publication refused: {error}") from error
         except (StorageError, OSError) as error:
             # Keep the files: if there is a journal, the next start needs them.

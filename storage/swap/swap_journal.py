@@ -196,7 +196,9 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
     except OSError as error:
         if not is_no_room(error):
             raise  # after a failed sync nothing is certain
-        raise SwapRefusedError(plan.directory, f"no room for its journal: {error}") from error
+        raise SwapRefusedError(
+            plan.directory, f"no room for its journal: {error}", lacks_room=True
+        ) from error
     try:
         _commit(env, plan.directory, journal)
         _carry_out(env, plan.directory, journal)
@@ -266,7 +268,9 @@ def _commit(env: Env, directory: str, journal: Journal) -> None:
     try:
         put_in_place(env, os.path.join(directory, journal.file_name))
     except NoRoomError as error:  # it was not renamed
-        raise SwapRefusedError(directory, f"no room for its journal: {error}") from error
+        raise SwapRefusedError(
+            directory, f"no room for its journal: {error}", lacks_room=True
+        ) from error
 
 
 def _carry_out(env: Env, directory: str, journal: Journal) -> None:

@@ -1,5 +1,6 @@
 """Outputs that were made outside: adopted if they are what the job leaves, refused otherwise."""
 
+import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -422,16 +423,34 @@ async def test_a_publication_that_is_refused_leaves_nothing_behind(
         before = log_files(env)
 
         async def refuse(*_: object) -> None:
-            raise SwapRefusedError("/disk1/orders-0", "no room")
+            raise SwapRefusedError("/disk1/orders-0", "a source is gone")
 
         monkeypatch.setattr(broker.cleaning, "publish", refuse)
         result = await adopted(broker, plan)
         assert (result.outcome, result.reason) == (
             AdoptOutcome.STALE,
-            "publication refused: /disk1/orders-0: no room",
+            "publication refused: /disk1/orders-0: a source is gone",
         )
         assert log_files(env) == before
         assert staged(env) == []
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])
+async def test_output_whose_publication_lacks_room_is_adopted_later(
+    env: MemoryEnv, error: int
+) -> None:
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 4)
+        plan = await opened(broker)
+        carried_out(env, plan).leave_manifest(env)
+        before = log_files(env)
+        full = env.fail_on(lambda op, path: op == "open" and ".journal" in path, error)
+        with pytest.raises(LeaseError, match="no room for its journal") as refused:
+            await adopted(broker, plan)
+        assert refused.value.status == 503
+        assert log_files(env) == before
+        full.remove()
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
 
 
 async def test_whoever_changes_the_topic_waits_for_a_publication(
