@@ -38,10 +38,13 @@ def adopted(
 def kafka_and_varve(
     real_kafka: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[KafkaBroker, VarveBroker]]:
-    """Both, for tests that ask them the same. Their internal topics have as many partitions."""
+    """Both, for tests that ask them the same: with as many partitions of the internal topics, and
+    assignments at once.
+    """
+    at_once = {"group.consumer.assignment.interval.ms": "0"}
     settings = {"groups": {"offsets_partitions": 4}, "transactions": {"state_partitions": 4}}
     with (
-        running_kafka(tmp_path_factory.mktemp("kafka")) as kafka,
+        running_kafka(tmp_path_factory.mktemp("kafka"), at_once) as kafka,
         running_varve(tmp_path_factory.mktemp("varve"), settings) as varve,
     ):
         yield kafka, varve

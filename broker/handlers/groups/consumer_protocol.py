@@ -241,7 +241,7 @@ async def _member(
                 ConsumerGroupDescribeResponseTopicPartition(
                     topic_id=topic_id, topic_name=name, partitions=partitions
                 )
-                async for topic_id, name, partitions in _existing(context, member.assigned, turns)
+                async for topic_id, name, partitions in _existing(context, member.owned(), turns)
             ]
         ),
         target_assignment=ConsumerGroupDescribeResponseTargetAssignment(
