@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from admin.client import Json
-from admin.command import fail, json_option, show, with_command_config
+from admin.command import confirm_deletion, fail, json_option, show, with_command_config
 from admin.kafka.client import bootstrap_option, connected
 from admin.watch import watched
 from config import exit_codes
@@ -126,15 +126,18 @@ def set_user(
 @users.command("delete", short_help="Delete a user or one of its passwords.")
 @click.argument("user")
 @mechanism_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bootstrap_option
 @with_command_config
-def delete_user(user: str, mechanisms: tuple[str, ...], bootstrap: str) -> None:
+def delete_user(user: str, mechanisms: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
     """Delete the stored passwords of USER. Existing connections continue."""
     from protocol.client.administration import UsersClient
 
     needs = "ALTER on the cluster" if mechanisms else "DESCRIBE and ALTER on the cluster"
     with connected(bootstrap, UsersClient, needs=needs) as client:
         chosen = mechanisms or client.mechanisms(user)
+        if not yes:
+            confirm_deletion(f"Delete {printable(user)} for {', '.join(chosen)}?")
         for mechanism in chosen:
             client.delete_password(user, mechanism)
     click.echo(f"{printable(user)} is deleted for {', '.join(chosen)}.")

@@ -62,10 +62,13 @@ def test_a_user_is_set_listed_and_deleted(broker: VarveBroker, tmp_path: Path) -
     )
     assert logs_in(broker, "carol", PASSWORD, "SCRAM-SHA-256")
     assert logs_in(broker, "carol", PASSWORD, "SCRAM-SHA-512")
-    result = run(broker, "delete", "carol", "--mechanism", "SCRAM-SHA-256")
+    result = run(broker, "delete", "carol", input="n\n")
+    assert (result.exit_code, "nothing was deleted" in result.output) == (exit_codes.FAILED, True)
+    assert logs_in(broker, "carol", PASSWORD, "SCRAM-SHA-256")
+    result = run(broker, "delete", "carol", "--mechanism", "SCRAM-SHA-256", "--yes")
     assert result.output == "carol is deleted for SCRAM-SHA-256.\n"
     assert not logs_in(broker, "carol", PASSWORD, "SCRAM-SHA-256")
-    assert run(broker, "delete", "carol").exit_code == 0
+    assert run(broker, "delete", "carol", input="y\n").exit_code == 0
     result = run(broker, "list", "carol")
     assert result.exit_code == exit_codes.FAILED
     assert "does not exist" in result.output
