@@ -27,20 +27,20 @@ SLOW = {
 
 @pytest.fixture(scope="module")
 def slow(broker: VarveBroker) -> str:
-    """A topic of 4 MB."""
+    """A topic of 4 MB, of which a clean keeps most: it may read no more than that."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in admin.create_topics([NewTopic("slow", 1, 1, config=SLOW)]).values():
         future.result(30)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(4000):
-        producer.produce("slow", os.urandom(1000), b"%d" % (number % 100))
+        producer.produce("slow", os.urandom(1000), b"%d" % (number % 3500))
     assert producer.flush(30) == 0
     return "slow"
 
 
 @pytest.fixture
 def cleaning(page: Page, broker: VarveBroker, slow: str) -> Iterator[None]:
-    """The page of its partition while a clean runs, which takes more than a minute."""
+    """The page of its partition while a clean runs, which takes half a minute or more."""
     limit_io(broker, {"set": {IO_LIMIT: 128 << 10}})
     open_page(page, broker, f"topics/{slow}/0")
     page.get_by_role("button", name="Clean now").click()
