@@ -359,6 +359,7 @@ def test_keys_that_cannot_be_told_apart_are_refused(
 
 
 @only_in_ci("the tests above follow in one session; this one starts a Spark")
+@pytest.mark.timeout(420)  # its first query on two busy cores takes minutes
 def test_the_command_follows_until_it_is_told_to_stop(
     broker: VarveBroker, topic: str, tmp_path: Path
 ) -> None:
@@ -384,11 +385,12 @@ def test_the_command_follows_until_it_is_told_to_stop(
     try:
         wait_until(lambda: values() == ["1", "1"], "the table is made", 150)
         write(broker, topic, [(b"a", b"2"), (b"b", None)])
-        wait_until(lambda: values() == ["2"], "the table follows", 60)
+        wait_until(lambda: values() == ["2"], "the table follows", 150)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.communicate()  # else a later test is told of its open pipes
     assert (process.returncode, errors) == (exit_codes.DONE, "")
     answer = json.loads(output)
     assert (answer["rows"], answer["updated"], answer["deleted"]) == (1, 1, 1)
