@@ -179,12 +179,13 @@ def _begin_epoch(state: TransactionState, event: InitRequested) -> Transition:
         start_ms=NO_TIMESTAMP,
         last_update_ms=event.now_ms,
     )
-    keeps_epoch = is_former and transaction.producer_epoch <= PRODUCER_EPOCH_MAX
-    if not keeps_epoch and not transaction.is_epoch_exhausted:
+    if is_former and transaction.producer_epoch <= PRODUCER_EPOCH_MAX:
+        return _append(begun, Answer(ErrorCode.NONE, begun.producer), state, state.last_epoch)
+    if not transaction.is_epoch_exhausted:
         begun = replace(begun, producer_epoch=transaction.producer_epoch + 1)
-    elif not keeps_epoch:
-        if event.spare_producer_id == NO_PRODUCER_ID:
-            return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
+    elif event.spare_producer_id == NO_PRODUCER_ID:
+        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
+    else:
         begun = replace(
             begun,
             producer_id=event.spare_producer_id,
