@@ -90,7 +90,7 @@ def produce(
         if error is None:
             written += 1
         else:
-            failures.append(_refusal(error, message.key(), topic))
+            failures.append(_refusal(error, message.key(), topic, needs))
 
     with librdkafka(bootstrap, needs=needs) as settings:
         admin = AdminClient(settings)
@@ -141,13 +141,13 @@ def produce(
         fail(invalid, exit_codes.USAGE)
 
 
-def _refusal(error: "KafkaError", key: bytes | None, topic: str) -> str:
+def _refusal(error: "KafkaError", key: bytes | None, topic: str, needs: str) -> str:
     """Say why the broker refused a record, and what helps."""
     from confluent_kafka import KafkaError
 
     is_view = topic.endswith(RESERVED_SUFFIX)
-    needs = "" if is_view else f"WRITE on topic:{topic}"  # no ACL permits writing to a view
-    text = f"key {shown(key, 'key')}: {error_text(error, needs)}"
+    # No ACL permits writing to a view.
+    text = f"key {shown(key, 'key')}: {error_text(error, '' if is_view else needs)}"
     if error.code() == KafkaError.INVALID_RECORD and key is None:
         text += " (a compacted topic takes no records without keys)"
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and is_view:

@@ -11,11 +11,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
+from tests.interop.both_brokers import GROUP, create_topics, find_coordinator
 from tests.support.draws import seeds_of_tests
 from tests.support.peers.kafka import KafkaBroker
 from tests.support.protocol.raw_client import RawClient
@@ -242,11 +242,7 @@ def test_heartbeats_in_any_order_have_the_answers_and_effects_of_kafka(
     kafka_and_varve: tuple[KafkaBroker, VarveBroker],
 ) -> None:
     print(f"VARVE_GROUP_SEEDS={SEEDS.start}:{SEEDS.stop}")
-    for broker in kafka_and_varve:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        topics = [NewTopic(name, partitions, 1) for name, partitions in TOPICS.items()]
-        for future in admin.create_topics(topics).values():
-            future.result(30)
+    create_topics(kafka_and_varve, TOPICS)
     errors = set[str]()
     for seed in SEEDS:
         group = f"members-{seed}"
@@ -255,18 +251,7 @@ def test_heartbeats_in_any_order_have_the_answers_and_effects_of_kafka(
             RawClient(kafka_and_varve[1].port) as ours,
         ):
             for client in (kafka, ours):
-                find_coordinator(client, group)
+                find_coordinator(client, GROUP, group)
             sides = Side(kafka, group, topic_ids(kafka)), Side(ours, group, topic_ids(ours))
             errors |= run_history(seed, sides)
     assert errors >= {"NONE", "FENCED_MEMBER_EPOCH", "UNKNOWN_MEMBER_ID"}
-
-
-def find_coordinator(client: RawClient, group: str) -> None:
-    """Ask for it until it is available: Kafka makes its internal topic then."""
-    body = m.FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
-
-    def is_found() -> bool:
-        answer: Any = client.request(ApiKey.FIND_COORDINATOR, 4, body)
-        return bool(answer.coordinators[0].error_code == ErrorCode.NONE)
-
-    wait_until(is_found, f"a coordinator of {group}")

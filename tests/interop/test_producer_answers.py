@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch
+from tests.interop.both_brokers import create_topics
 from tests.support.draws import seeds_of_tests
 from tests.support.peers.kafka import KafkaBroker
 from tests.support.protocol.raw_client import RawClient
@@ -157,11 +157,7 @@ def test_batches_of_producers_in_any_order_have_the_answers_and_effects_of_kafka
 ) -> None:
     print(f"VARVE_PRODUCER_SEEDS={SEEDS.start}:{SEEDS.stop}")
     topics = [f"batches-{seed}" for seed in SEEDS]
-    for broker in kafka_and_varve:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        new = [NewTopic(topic, 1, 1, config={"retention.ms": "-1"}) for topic in topics]
-        for future in admin.create_topics(new).values():
-            future.result(30)
+    create_topics(kafka_and_varve, dict.fromkeys(topics, 1))
     errors = set[str]()
     for seed, topic in zip(SEEDS, topics, strict=True):
         with (

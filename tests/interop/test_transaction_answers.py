@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch
+from tests.interop.both_brokers import GROUP, TRANSACTION, create_topics, find_coordinator
 from tests.support.draws import seeds_of_tests
 from tests.support.peers.kafka import KafkaBroker
 from tests.support.protocol.raw_client import RawClient
@@ -248,25 +248,14 @@ def next_step(rng: random.Random, number: int, known: list[Identity], is_v2: boo
     )
 
 
-def find_coordinators(side: Side) -> None:
-    """Ask for them until they are available: Kafka makes the internal topics then."""
-    for kind, name in ((1, side.name), (0, side.group)):
-        body = m.FindCoordinatorRequest(key_type=kind, coordinator_keys=[name])
-
-        def is_found(body: Any = body) -> bool:
-            answer: Any = side.client.request(ApiKey.FIND_COORDINATOR, 4, body)
-            return answer.coordinators[0].error_code == ErrorCode.NONE
-
-        wait_until(is_found, f"a coordinator of {name}")
-
-
 def run_history(seed: int, sides: tuple[Side, Side]) -> None:
     rng = random.Random(seed)
     is_v2 = rng.random() < 0.6
     known: list[Identity] = []
     trace: list[str] = []
     for side in sides:
-        find_coordinators(side)
+        find_coordinator(side.client, TRANSACTION, side.name)
+        find_coordinator(side.client, GROUP, side.group)
     for number in range(STEPS):
         step = (
             next_step(rng, number, known, is_v2)
@@ -288,12 +277,7 @@ def test_transactional_requests_of_any_order_have_the_answers_and_effects_of_kaf
 ) -> None:
     print(f"VARVE_TRANSACTION_SEEDS={SEEDS.start}:{SEEDS.stop}")
     names = [f"h{seed}" for seed in SEEDS]
-    for broker in kafka_and_varve:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        config = {"retention.ms": "-1"}
-        topics = [NewTopic(f"topic-{name}", PARTITIONS, 1, config=config) for name in names]
-        for future in admin.create_topics(topics).values():
-            future.result(30)
+    create_topics(kafka_and_varve, {f"topic-{name}": PARTITIONS for name in names})
     for seed, name in zip(SEEDS, names, strict=True):
         with (
             RawClient(kafka_and_varve[0].port) as kafka,
