@@ -60,6 +60,18 @@ def _parse_settings(
     return pairs
 
 
+def _check_names(
+    _context: click.Context, _parameter: click.Parameter, keys: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse a name that no setting has; the broker ignores it. Raises click.BadParameter."""
+    from config.topics.keys import TOPIC_KEYS, unknown_config
+
+    for key in keys:
+        if key not in TOPIC_KEYS:
+            raise click.BadParameter(str(unknown_config(key, TOPIC_KEYS)))
+    return keys
+
+
 set_option = click.option(
     "--set",
     "settings",
@@ -302,7 +314,7 @@ def create_topic(
 @topics.command("alter", short_help="Change settings, or add partitions.")
 @click.argument("topic")
 @set_option
-@click.option("--unset", multiple=True, metavar="KEY",
+@click.option("--unset", multiple=True, metavar="KEY", callback=_check_names,
               help="Remove a setting that --set has set: the settings file's value or the default "
               "applies again. Repeatable.")  # fmt: skip
 @click.option("--partitions", cls=RangelessOption, type=click.IntRange(min=1), metavar="N",

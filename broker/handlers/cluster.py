@@ -23,6 +23,7 @@ from broker.topics.partition_rows import PartitionEpochs
 from broker.topics.topics import Topic, TopicError
 from broker.views.view_partition import ViewPartition
 from broker.views.views import ViewTopic
+from config.topics.names import InvalidTopicNameError, check_legal_name
 from protocol.api import ApiRange
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
@@ -328,7 +329,7 @@ async def describe_topic_partitions(
         operations = context.topic_operations(name)
         topic = services.topic(name)
         if topic is None:
-            unknown = _undescribed_topic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            unknown = _undescribed_topic(name, _unknown_code(name))
             unknown.topic_authorized_operations = operations
             response.topics.append(unknown)
             continue
@@ -366,6 +367,15 @@ async def _refuse_cursor(requested: Iterable[str], turns: Turns) -> DescribeTopi
     async for name in turns.over(requested):
         response.topics.append(_undescribed_topic(name, ErrorCode.INVALID_REQUEST))
     return response
+
+
+def _unknown_code(name: str) -> ErrorCode:
+    """Return the error for a topic that does not exist, or cannot."""
+    try:
+        check_legal_name(name)
+    except InvalidTopicNameError:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _undescribed_topic(name: str, error: ErrorCode) -> DescribeTopicPartitionsResponseTopic:

@@ -20,13 +20,11 @@ from broker.topics.topics import Topic, TopicError
 from config.broker_keys import describe_broker, parse_broker_value
 from config.fixed_keys import describe_client_metrics, describe_group, describe_loggers
 from config.topics.keys import (
-    TOPIC_KEYS,
     ConfigEntry,
     InvalidTopicConfigError,
     ValueKind,
     describe,
 )
-from config.topics.values import unknown_config
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
 from protocol.limits import STRING_BYTES_MAX
@@ -109,9 +107,9 @@ def _describe(
         result.error_code, result.error_message = error.code, error.reason
         return result
     keys = resource.configuration_keys
-    requested = None if keys is None else frozenset(keys)
+    requested = frozenset(keys or ())  # none: all
     result.configs = [
-        _row(entry, body) for entry in entries if requested is None or entry.name in requested
+        _row(entry, body) for entry in entries if not requested or entry.name in requested
     ]
     return result
 
@@ -373,8 +371,7 @@ def _apply(
     entries = {entry.name: entry for entry in _entries(context, kind, name)}
     for key, operation, value in changes:
         if operation == DELETE:
-            _check_known(key, kind)
-            dynamic.pop(key, None)
+            dynamic.pop(key, None)  # an unknown key, too: a program may remove what Kafka 4 dropped
             continue
         if value is None:
             raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {key}")
@@ -388,12 +385,6 @@ def _apply(
         else:
             raise TopicError(ErrorCode.INVALID_REQUEST, f"operation {operation} is unknown")
     return dynamic
-
-
-def _check_known(key: str, kind: int) -> None:
-    """Refuse a topic key that does not exist. Raises TopicError."""
-    if kind == TOPIC and key not in TOPIC_KEYS:
-        raise TopicError(ErrorCode.INVALID_CONFIG, str(unknown_config(key, TOPIC_KEYS)))
 
 
 def _combine(present: str, operation: int, value: str) -> str:

@@ -131,15 +131,15 @@ class ListOffsetsHandler:
         partition: ListOffsetsRequestPartition,
     ) -> ListOffsetsResponsePartition:
         result = ListOffsetsResponsePartition(partition_index=partition.partition_index)
+        if partition.timestamp < 0 and version < SINCE_VERSION.get(partition.timestamp, 1 << 15):
+            result.error_code = ErrorCode.UNSUPPORTED_VERSION
+            return result
         topic_partition = TopicPartition(topic, partition.partition_index)
         partition_or_error = find_partition(
             context, topic_partition, partition.current_leader_epoch
         )
         if isinstance(partition_or_error, ErrorCode):
             result.error_code = partition_or_error
-            return result
-        if partition.timestamp < 0 and version < SINCE_VERSION.get(partition.timestamp, 1 << 15):
-            result.error_code = ErrorCode.UNSUPPORTED_VERSION
             return result
         try:
             await self._fill(

@@ -14,7 +14,7 @@ from broker.topics.metadata_service import NewTopic
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewTopic
-from config.topics.keys import InvalidTopicConfigError, describe, parse_value
+from config.topics.keys import InvalidTopicConfigError, TopicConfig, describe, parse_value
 from config.topics.names import INTERNAL_TOPICS
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
@@ -102,8 +102,9 @@ async def create_topics(
     checked: list[tuple[CreateTopicsResponseTopic, NewTopic]] = []
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_CREATE)
     seen = Counter([topic.name async for topic in turns.over(body.topics)])
+    requested = {topic.name: topic async for topic in turns.over(body.topics)}
     may_create_all = context.may_cluster(Operation.CREATE, is_filter=True)
-    for request in body.topics:
+    for request in requested.values():
         await turns.take()
         result = CreateTopicsResponseTopic(name=request.name)
         results.append(result)
@@ -142,7 +143,8 @@ async def _new_topic(
 ) -> NewTopic:
     """Return the topic that a row of the request describes. Raises TopicError."""
     _refuse_internal(request.name)
-    count = await _partition_count(context, request, turns)
+    # First, as in Kafka: programs that create their topics at each start ignore this error only.
+    context.services.metadata_service.check_is_new(request.name)
     dynamic = {}
     check_size(request.configs)
     for config in request.configs:
@@ -150,6 +152,7 @@ async def _new_topic(
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
     check_topic_settings(context, {}, dynamic)
+    count = await _partition_count(context, request, turns)
     return NewTopic(request.name, count, dynamic, creator=creator)
 
 
@@ -235,18 +238,19 @@ async def delete_topics(
     context: RequestContext, header: RequestHeader, body: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
     """Delete each topic by name or id; answers when the topics are deleted."""
-    requested: Iterator[tuple[str | None, bytes]]  # one at a time, in turns
+    rows: Iterator[tuple[str | None, bytes]]  # one at a time, in turns
     if header.api_version < 6:
-        requested = ((name, NO_ID) for name in body.topic_names)
+        rows = ((name, NO_ID) for name in body.topic_names)
     else:
-        requested = ((topic.name, topic.topic_id) for topic in body.topics)
+        rows = ((topic.name, topic.topic_id) for topic in body.topics)
     services, turns = context.services, Turns()
+    requested = Counter([row async for row in turns.over(rows)])
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_DELETE)
     responses: list[DeleteTopicsResponseTopic] = []
     named: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
-    for name, topic_id in requested:
+    for (name, topic_id), count in requested.items():
         await turns.take()
-        topic = _topic_to_delete(context, name, topic_id)
+        topic = _topic_to_delete(context, name, topic_id, is_twice=count > 1)
         if isinstance(topic, Topic):
             response = DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
             named.append((response, topic))
@@ -271,16 +275,16 @@ async def delete_topics(
 
 
 def _topic_to_delete(
-    context: RequestContext, name: str | None, topic_id: bytes
+    context: RequestContext, name: str | None, topic_id: bytes, *, is_twice: bool
 ) -> Topic | DeleteTopicsResponseTopic:
     """Return the topic that a row of the request names, or why it cannot be deleted."""
     services = context.services
-    if name is not None and topic_id != NO_ID:
+    if is_twice or (name is None) == (topic_id == NO_ID):
         return DeleteTopicsResponseTopic(
             name=name,
             topic_id=topic_id,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="give either the name or the id of the topic",
+            error_message=TWICE if is_twice else "give either the name or the id of the topic",
         )
     if not context.may_cluster(Operation.DELETE, is_filter=True):
         named = name if name is not None else context.topic_name(topic_id)
@@ -328,17 +332,21 @@ def _unknown_topic(name: str | None, topic_id: bytes) -> DeleteTopicsResponseTop
 async def create_partitions(
     context: RequestContext, header: RequestHeader, body: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    """Add partitions to topics; the response has a row for each request row."""
+    """Add partitions to topics; the response has a row for each topic."""
     results, turns = [], Turns()
     may_alter_all = context.may_cluster(Operation.ALTER, is_filter=True)
     creator = None if may_alter_all else context.creator
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_PARTITIONS)
-    for request in body.topics:
+    seen = Counter([topic.name async for topic in turns.over(body.topics)])
+    requested = {topic.name: topic async for topic in turns.over(body.topics)}
+    for request in requested.values():
         await turns.take()
         result = CreatePartitionsResponseTopic(name=request.name)
         try:
             if not context.may_topic(Operation.ALTER, request.name):
                 raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
+            if seen[request.name] > 1:
+                raise TopicError(ErrorCode.INVALID_REQUEST, TWICE)
             _refuse_internal(request.name)
             refuse_view(context, request.name)
             metadata_service = context.services.metadata_service
@@ -360,7 +368,7 @@ async def _check_assignment(
     context: RequestContext, request: CreatePartitionsRequestTopic, added: int, turns: Turns
 ) -> None:
     """Refuse an assignment of other partitions, or to other nodes. Raises TopicError."""
-    if not request.assignments:
+    if request.assignments is None:
         return
     if len(request.assignments) != added:
         raise TopicError(
@@ -419,7 +427,7 @@ def _delete_before(
         result.error_code = ErrorCode.POLICY_VIOLATION  # as for any topic without policy "delete"
     elif isinstance(partition_or_error, ErrorCode):
         result.error_code = partition_or_error
-    elif not partition_or_error.log.config.deletes:
+    elif not _may_delete_records(partition_or_error.log.config):
         result.error_code = ErrorCode.POLICY_VIOLATION
     else:
         log = partition_or_error.log
@@ -435,6 +443,14 @@ def _delete_before(
             except StorageError as error:
                 result.error_code = code_of(error)
     return result
+
+
+def _may_delete_records(config: TopicConfig) -> bool:
+    """Return whether clients may: not from a compacted topic, unless it also deletes (KIP-107).
+
+    They may if the policy is empty, as in Kafka since 4.2.
+    """
+    return config.deletes or not config.compacts
 
 
 def _refuse_internal(name: str) -> None:

@@ -267,15 +267,19 @@ class MetadataService:
             except InvalidTopicNameError as error:
                 raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error)) from error
 
+    def check_is_new(self, name: str) -> None:
+        """Refuse a name that no topic may have, or one has already. Raises TopicError."""
+        self.check_name(name)
+        if name in self._topics:
+            raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+
     def check_new(self, new_topic: NewTopic, before: Iterable[NewTopic] = ()) -> TopicConfig:
         """Return the settings of a topic to create after those `before` it.
 
         Raises TopicError if it may not exist.
         """
         name, partitions = new_topic.name, new_topic.partitions
-        self.check_name(name)
-        if name in self._topics:
-            raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+        self.check_is_new(name)
         pending = sum(other.partitions for other in before)
         self._limits.check(partitions, partitions, new_topic.creator, pending)
         config = resolve_layers(self._settings.layers(name, new_topic.dynamic, taken_over=False))

@@ -195,7 +195,9 @@ def test_a_view_is_not_deleted_and_the_reason_says_how_to_remove_it(broker: Varv
 
 def test_an_unknown_setting_to_unset_gets_a_suggestion(broker: VarveBroker) -> None:
     topic = created(broker, "unset")
-    error = refused(broker, "topics", "alter", topic, "--unset", "segment.mss")
+    error = refused(
+        broker, "topics", "alter", topic, "--unset", "segment.mss", code=exit_codes.USAGE
+    )
     assert "did you mean segment.ms?" in error
 
 

@@ -40,7 +40,14 @@ from broker.http.authentication import Allows
 from broker.inspection.keyless_records import KeylessSampler
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import Topic, Topics
-from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
+from config.topics.keys import (
+    TOPIC_KEYS,
+    ConfigSource,
+    Effect,
+    TopicKey,
+    ValueKind,
+    unknown_config,
+)
 from config.units import parse_duration_ms, parse_size
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -257,6 +264,9 @@ class TopicChanges:
         ):
             if is_needed:
                 self._permissions.check(request, operation, ResourceType.TOPIC, name)
+        for key in to_unset:  # the handler ignores a name that no setting has
+            if key not in TOPIC_KEYS:
+                raise ApiError(422, str(unknown_config(key, TOPIC_KEYS)))
         lock = self._changing.setdefault(name, asyncio.Lock())
         async with lock:
             if request.headers.get("If-Match", "*") != "*":

@@ -211,6 +211,11 @@ async def test_a_wrong_unit_is_refused_with_the_units_that_there_are(broker: Bro
             )
 
 
+async def test_an_unknown_setting_to_remove_is_refused_with_a_suggestion(broker: Broker) -> None:
+    status, answer = await send(broker, "PATCH", ORDERS, json='{"unset": ["segment.mss"]}')
+    assert (status, "did you mean segment.ms?" in answer["detail"]) == (422, True), answer
+
+
 async def test_a_change_of_what_somebody_else_changed_names_the_changes(broker: Broker) -> None:
     headers = {"Content-Type": "application/json", "Authorization": basic("owner")}
     etag = (await ask(broker, "GET", ORDERS, **headers)).headers["ETag"]
