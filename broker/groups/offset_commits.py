@@ -112,7 +112,11 @@ class OffsetCommits:
         live = self._served.get(group_id)
         if live is None:
             if request.generation >= 0:
-                return ErrorCode.ILLEGAL_GENERATION
+                return (
+                    ErrorCode.GROUP_ID_NOT_FOUND
+                    if request.knows_epochs and not request.is_transactional
+                    else ErrorCode.ILLEGAL_GENERATION
+                )
             return ErrorCode.NONE if self._served.may_add(creator) else ErrorCode.POLICY_VIOLATION
         if isinstance(live, LiveConsumerGroup):
             partitions = [(topic.topic_id, i) for n, i in keys if (topic := self._topics.topic(n))]

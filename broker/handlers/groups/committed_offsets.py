@@ -77,12 +77,12 @@ async def offset_commit(
     error = ErrorCode.NONE
     # Each chunk has its own result, because the group may change meanwhile.
     for chunk in offset_chunks(offsets):
-        if error is ErrorCode.NONE:
+        if error is ErrorCode.NONE and requested.concern_group:
             error = await context.coordinator.offsets.commit(
                 body.group_id, request, chunk, context.creator
             )
         if error is not ErrorCode.NONE:
-            errors.update(dict.fromkeys(chunk, error))
+            requested.refuse(chunk, error)
         await turns.take()
     topics = []
     for topic in body.topics:
@@ -316,6 +316,8 @@ async def offset_delete(
     """Answer OffsetDelete 0, once the tombstones are in the log."""
     if not context.may_group(Operation.DELETE, body.group_id):
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    if not body.group_id:
+        return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     existing: dict[TopicIndex, None] = {}
     errors: dict[TopicIndex, ErrorCode] = {}
     turns = Turns()

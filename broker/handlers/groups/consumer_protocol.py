@@ -189,6 +189,8 @@ async def _describe(
     context: RequestContext, group_id: str, turns: Turns
 ) -> ConsumerGroupDescribeResponseGroup:
     error, group = context.coordinator.describe(group_id)
+    if not group_id:
+        error = ErrorCode.INVALID_GROUP_ID
     if error is not ErrorCode.NONE:
         return ConsumerGroupDescribeResponseGroup(group_id=group_id, error_code=error)
     if not isinstance(group, ConsumerGroup):
@@ -235,7 +237,7 @@ async def _member(
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=list(member.topics),  # unsorted: 25,000 take 8 ms to sort
-        subscribed_topic_regex=member.regex,
+        subscribed_topic_regex=member.regex or "",
         assignment=ConsumerGroupDescribeResponseAssignment(
             topic_partitions=[
                 ConsumerGroupDescribeResponseTopicPartition(

@@ -1,5 +1,7 @@
 """The offsets of OffsetCommit and TxnOffsetCommit requests."""
 
+from collections.abc import Iterable
+
 from broker.event_loop.loop_turns import Turns
 from broker.groups.offsets.offset_records import CommittedOffset, committed_offset
 from broker.groups.offsets.offsets_store import TopicIndex
@@ -27,10 +29,23 @@ class OffsetsToCommit:
         """`refusal` is the error of all partitions; NONE if the sender may commit to the group."""
         self.errors: dict[TopicIndex, ErrorCode] = {}
         self.offsets: dict[TopicIndex, CommittedOffset] = {}  # those without an error
+        # Those with too much metadata: the group's error, if it has one, precedes this one.
+        self._too_large: list[TopicIndex] = []
         self._context = context
         self._refusal = refusal
         self._expire_timestamp_ms = expire_timestamp_ms
         self._now_ms = now_ms
+
+    @property
+    def concern_group(self) -> bool:
+        """Return whether the group has to check who commits."""
+        return bool(self.offsets or self._too_large)
+
+    def refuse(self, keys: Iterable[TopicIndex], error: ErrorCode) -> None:
+        """Set the error of the group for offsets, and for those with too much metadata."""
+        self.errors.update(dict.fromkeys(keys, error))
+        self.errors.update(dict.fromkeys(self._too_large, error))
+        self._too_large = []
 
     async def add(
         self, topic: OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic, turns: Turns
@@ -44,6 +59,8 @@ class OffsetsToCommit:
             await turns.take()
             key = (topic.name, partition.partition_index)
             self.errors[key] = denied or self._error(partition, count)
+            if self.errors[key] is ErrorCode.OFFSET_METADATA_TOO_LARGE:
+                self._too_large.append(key)
             if self.errors[key] is ErrorCode.NONE:
                 self.offsets[key] = committed_offset(
                     partition.committed_offset,

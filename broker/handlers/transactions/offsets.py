@@ -71,13 +71,13 @@ async def txn_offset_commit(
         await requested.add(topic, turns)
     errors, offsets = requested.errors, requested.offsets
     error = ErrorCode.NONE
-    if offsets and header.api_version >= FIRST_V2_COMMIT:
+    if requested.concern_group and header.api_version >= FIRST_V2_COMMIT:
         error = await _add_group(context, body)
     for chunk in offset_chunks(offsets):
-        if error is ErrorCode.NONE and chunk:
+        if error is ErrorCode.NONE and requested.concern_group:
             error = await _commit(context, header.api_version, body, chunk)
         if error is not ErrorCode.NONE:
-            errors.update(dict.fromkeys(chunk, error))
+            requested.refuse(chunk, error)
         await turns.take()
     response = TxnOffsetCommitResponse()
     async for topic in turns.over(body.topics):

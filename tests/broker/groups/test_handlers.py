@@ -382,6 +382,38 @@ async def test_a_commit_from_outside_a_live_group_is_refused() -> None:
     assert await client.commit(member_id=member, generation_id_or_member_epoch=1) == 0
 
 
+@pytest.mark.parametrize(
+    ("version", "error"),
+    [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)],
+)
+async def test_a_commit_of_a_member_to_no_group_has_an_error_of_its_version(
+    version: int, error: ErrorCode
+) -> None:
+    client = Client()
+    generation = {"generation_id_or_member_epoch": 3, "member_id": "gone"}
+    assert await client.commit(version, **generation) == error
+
+
+async def test_who_commits_is_checked_before_the_metadata() -> None:
+    client = Client()
+    await client.stable()
+    error = await client.commit(
+        metadata="m" * 5000, generation_id_or_member_epoch=1, member_id="another"
+    )
+    assert error == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_an_empty_group_id_is_invalid_where_it_cannot_have_members() -> None:
+    client = Client()
+    await client.commit(group_id="")
+    deletion = m.OffsetDeleteRequest(group_id="")
+    answer = await client.ask(ApiKey.OFFSET_DELETE, 0, deletion)
+    assert answer.error_code == ErrorCode.INVALID_GROUP_ID
+    description = m.ConsumerGroupDescribeRequest(group_ids=[""])
+    answer = await client.ask(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, description)
+    assert answer.groups[0].error_code == ErrorCode.INVALID_GROUP_ID
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
 async def test_what_was_not_committed_is_minus_one_without_error(version: int) -> None:
     client = Client()

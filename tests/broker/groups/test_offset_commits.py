@@ -93,7 +93,7 @@ async def test_a_member_commits_with_its_generation() -> None:
 async def test_a_commit_with_a_generation_needs_a_group() -> None:
     world = World()
     for generation in (0, 3):
-        assert await world.commit(5, generation=generation) is ErrorCode.ILLEGAL_GENERATION
+        assert await world.commit(5, generation=generation) is ErrorCode.GROUP_ID_NOT_FOUND
         refused = await world.commit(5, group_id="", generation=generation)
         assert refused is ErrorCode.INVALID_GROUP_ID
 
