@@ -403,21 +403,16 @@ def _read(
     end = log.last_stable_offset if committed else log.high_watermark
     limit = min(remaining, max(target.partition_max_bytes, 0))
     aborted: Sequence[TxnIndexEntry] | None = () if committed else None
-    records: FetchSlice | bytes = b""
     try:
-        if first or limit > 0:
-            fetch_slice = source.read(
-                target.fetch_offset,
-                limit,
-                end_offset=end,
-                at_least_one=first,
-                in_place=in_place,
-            )
-            records = fetch_slice
-            if committed and fetch_slice.length:
-                aborted = source.aborted_in_slice(
-                    fetch_slice, target.fetch_offset, end, in_place=in_place
-                )
+        records = source.read(
+            target.fetch_offset,
+            limit,
+            end_offset=end if first or limit > 0 else 0,  # 0: only check the offset
+            at_least_one=first,
+            in_place=in_place,
+        )
+        if committed and records.length:
+            aborted = source.aborted_in_slice(records, target.fetch_offset, end, in_place=in_place)
     except IndexNotReadyError:
         raise
     except DamagedSegmentError as error:

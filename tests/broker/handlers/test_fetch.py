@@ -343,6 +343,20 @@ async def test_a_fetch_of_a_topic_that_is_deleted_is_told_at_once(
         assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_an_offset_out_of_range_is_told_when_other_partitions_fill_the_response(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": {"partitions": 2}}) as broker:
+        reader, writer = two_clients(broker, clients)
+        await writer.produce(0)
+        body = request(0, 7)
+        body.max_bytes = 1
+        answer = await reader.fetch(body)
+        rows = answer.responses[0].partitions
+        assert [row.error_code for row in rows] == [0, ErrorCode.OFFSET_OUT_OF_RANGE]
+        assert rows[0].records == BATCH
+
+
 # --- sessions -------------------------------------------------------------------------------------
 
 
