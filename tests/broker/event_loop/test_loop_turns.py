@@ -158,7 +158,10 @@ async def test_the_rows_of_a_large_request_and_of_its_answer_are_freed_in_turns(
         loop_turns, "perf_counter", lambda: next(ticks) * loop_turns.TURN_SECONDS / 32
     )
     body = m.CreateTopicsRequest(
-        topics=[m.CreateTopicsRequestTopic(name="x" * 250, num_partitions=1) for _ in range(ROWS)],
+        topics=[
+            m.CreateTopicsRequestTopic(name=f"{number:0250}", num_partitions=1)
+            for number in range(ROWS)
+        ],
         validate_only=True,
     )
     frame = memoryview(codec.encode_request(ApiKey.CREATE_TOPICS, 4, 1, "me", body)[4:])
