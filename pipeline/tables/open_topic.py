@@ -10,7 +10,7 @@ from cleaner.remote_compaction import Purpose
 from config.security.clients import Cluster
 from pipeline.client.lease import LeaseClient, LeaseRequestError
 from pipeline.client.leased_work import choose_transport, interrupts_deferred
-from pipeline.client.topics import TopicBounds, fetch_bounds
+from pipeline.client.topics import TopicBounds, fetch_bounds, fetch_topic_id
 from pipeline.progress import ProgressReporter
 from pipeline.stages.planning import TASK_BYTES, TASK_MEMORY_BYTES, Limits
 from pipeline.tables.state import Reading
@@ -50,6 +50,8 @@ def open_topic(
     """
     from pipeline.engines.spark_engine import SparkEngine
 
+    # The id comes first: if the topic is created again after this, the ids differ in a later check.
+    topic_id = fetch_topic_id(broker.cluster, topic)
     bounds = fetch_bounds(broker.cluster, topic, partitions=partitions)
     reporter.note("leasing segments")
     with ExitStack() as stack:
@@ -61,7 +63,7 @@ def open_topic(
         engine = SparkEngine(spark)
         way = choose_transport(transport, engine.name, master or session_master(spark), lease)
         limits = Limits(task_memory, task_bytes, engine.parallelism)
-        reading = Reading(spark, engine, lease, way, limits, reporter, broker.cluster)
+        reading = Reading(spark, engine, lease, way, limits, reporter, broker.cluster, topic_id)
         try:
             yield reading, bounds
         except LeaseRequestError:

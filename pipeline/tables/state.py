@@ -59,7 +59,7 @@ class TopicState:
     partitions: list[StateRange]
     tails: dict[int, int] = field(default_factory=dict)  # partition -> end offset of its open part
     safe_ms: int = UNKNOWN_MS  # see delete_guard.py
-    topic_id: bytes = b""  # empty if no partition was leased
+    topic_id: bytes = b""  # zeros if the broker has no topic ids
 
     @property
     def end_offsets(self) -> dict[int, int]:
@@ -78,6 +78,7 @@ class Reading:
     limits: Limits
     reporter: ProgressReporter
     cluster: Cluster
+    topic_id: bytes  # fetched before the bounds
 
 
 def open_state(
@@ -104,7 +105,7 @@ def open_state(
             index.job, source, requested, survivors=index.survivors, skip=empty,
             task_bytes=reading.limits.task_bytes,
         )  # fmt: skip
-    state = TopicState(rows_of(reading.spark, tasks, requested), [], topic_id=_topic_id(reading))
+    state = TopicState(rows_of(reading.spark, tasks, requested), [], topic_id=reading.topic_id)
     if as_of is None:  # the cleaner may have passed earlier offsets long ago
         state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []
@@ -169,12 +170,7 @@ def all_records(
             reading.spark, reading.cluster, reading.lease.plan.topic, rest, tails, columns=columns
         )
         frame = frame.unionByName(open_part)
-    return TopicState(frame, partitions, tails, topic_id=_topic_id(reading))
-
-
-def _topic_id(reading: Reading) -> bytes:
-    """Return the id of the leased topic; empty if no partition was leased."""
-    return next((planned.topic_id for planned in reading.lease.plan.partitions), b"")
+    return TopicState(frame, partitions, tails, topic_id=reading.topic_id)
 
 
 def _jobs(reading: Reading, bounds: TopicBounds) -> dict[int, CleanJob]:

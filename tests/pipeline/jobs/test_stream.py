@@ -188,6 +188,25 @@ def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_dele
     assert sorted(read_table(path, "delta").column("key").to_pylist()) == [b"c", b"d"]
 
 
+def test_a_table_of_an_emptied_topic_is_not_continued_with_one_that_was_created_again(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    """Nothing was leased, so no lease names the topic id."""
+    make_topic(broker, topic, partitions=1, cleanup_policy="compact,delete")
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")])
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([Place(topic, 0, 2)]).values():
+        future.result(30)
+    path = tmp_path / "t"
+    assert caught_up(spark, addresses, topic, path).end_offsets == {0: 2}
+    admin.delete_topics([topic])[topic].result(30)
+    make_topic(broker, topic, partitions=1, cleanup_policy="compact,delete")
+    write(broker, topic, [(b"c", b"1"), (b"d", b"1"), (b"e", b"1")])
+    with pytest.raises(JobError, match="deleted and created again") as raised:
+        caught_up(spark, addresses, topic, path)
+    assert raised.value.code == exit_codes.STALE
+
+
 def test_records_that_were_removed_before_they_were_read_are_told(
     spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
