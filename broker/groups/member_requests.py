@@ -105,7 +105,7 @@ class MemberRequests:
             return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
         if isinstance(live, LiveClassicGroup) and self._outgrows_record(live, request):
             return JoinAnswer(ErrorCode.UNKNOWN_SERVER_ERROR, request.member_id)
-        name = request.instance_id or request.client_id
+        name = request.client_id if request.instance_id is None else request.instance_id
         request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
         if isinstance(live, LiveConsumerGroup):
             if live.is_dead:  # its tombstones are being appended

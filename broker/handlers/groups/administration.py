@@ -95,7 +95,7 @@ async def _describe(
             dead.error_message = text.format(group_id)
         return dead
     group = state.group
-    # Between generations, members have no final protocol or assignment.
+    # Between generations, members have no protocol, but still what the last generation gave them.
     settled = isinstance(state, Stable)
     return DescribeGroupsResponseGroup(
         group_id=group_id,
@@ -109,7 +109,7 @@ async def _describe(
                 client_id=member.client_id,
                 client_host=member.client_host,
                 member_metadata=member.metadata(group.protocol_name) if settled else b"",
-                member_assignment=group.assignment(member.member_id) if settled else b"",
+                member_assignment=group.assignment(member.member_id),
             )
             async for member in turns.over(group.members.values())
         ],

@@ -597,14 +597,16 @@ async def test_an_unknown_group_is_dead(version: int) -> None:
     assert group.error_code == (ErrorCode.GROUP_ID_NOT_FOUND if version >= 6 else 0)
 
 
-async def test_a_group_between_generations_is_described_without_assignments() -> None:
+async def test_a_group_between_generations_is_described_with_its_former_assignments() -> None:
     client = Client()
-    await client.join(3)
+    member = await client.stable()
+    await client.join(member_id=member)  # the leader asks for a new assignment
     body = m.DescribeGroupsRequest(groups=["g"], include_authorized_operations=True)
     group = (await client.ask(ApiKey.DESCRIBE_GROUPS, 6, body)).groups[0]
     assert group.group_state == "CompletingRebalance"
     assert group.protocol_data == ""
-    assert group.members[0].member_metadata == b""
+    described = group.members[0]
+    assert (described.member_metadata, described.member_assignment) == (b"", b"mine")
     assert group.authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
 
 
