@@ -109,6 +109,17 @@ class Side:
         answer = self._client.request(request.api, request.version, request.build(self))
         return request.rows(self, answer)
 
+    def ask_served(self, request: Request) -> Any:
+        """Ask until the partitions have leaders: Kafka lists new ones before that."""
+        answers: list[Any] = []
+
+        def is_served() -> bool:
+            answers.append(self.ask(request))
+            return "NOT_LEADER_OR_FOLLOWER" not in str(answers[-1])
+
+        wait_until(is_served, f"{request.text} without NOT_LEADER_OR_FOLLOWER")
+        return answers[-1]
+
     def full(self, name: str) -> str:
         """Return the name in the broker; names that are bad stay as they are."""
         return name if name in BAD_NAMES else self.prefix + name
@@ -843,7 +854,7 @@ def run_history(seed: int, kafka: Side, ours: Side) -> set[str]:
     existing: list[str] = []
     for _ in range(STEPS):
         request = requests.next(existing)
-        expected, result = kafka.ask(request), ours.ask(request)
+        expected, result = kafka.ask_served(request), ours.ask(request)
         trace.append(f"{request.text}: {expected}")
         errors.update(name for name in ErrorCode.__members__ if f"'{name}'" in str(expected))
         story = "\n".join([f"seed {seed}", *trace])
