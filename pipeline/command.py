@@ -267,7 +267,7 @@ def exit_on_error(function: Callable[P, None]) -> Callable[P, None]:
             if error.errno == errno.EPIPE:  # see `as_job_errors`
                 raise
             fail(str(as_disk_error(error)))
-        except KeyboardInterrupt:
-            fail("interrupted; nothing was published", exit_codes.INTERRUPTED)
+        except KeyboardInterrupt:  # perhaps at the very end
+            fail("interrupted; whatever was published is complete", exit_codes.INTERRUPTED)
 
     return run

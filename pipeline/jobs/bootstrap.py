@@ -343,8 +343,9 @@ def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBound
         grown = written.end_offset - written.first_offset
         if grown != written.records:
             raise JobError(
-                f"{result.topic}-{n} grew by {grown:,} records, but {written.records:,} were"
-                " written. Another producer may have written to it",
+                f"{result.topic}-{n} ends at offset {end:,}, but {written.records:,} records were"
+                f" written from offset {written.first_offset:,}. Another producer may have written"
+                " to it, or it was created again",
                 exit_codes.UNVERIFIED,
             )
 

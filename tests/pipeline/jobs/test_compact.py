@@ -202,7 +202,7 @@ def test_an_interrupted_run_is_given_up(
     process.send_signal(number)
     output, errors = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode, output) == (exit_codes.INTERRUPTED, "")
-    assert errors == "varve: interrupted; nothing was published\n"
+    assert errors == "varve: interrupted; whatever was published is complete\n"
     assert states(broker, topic) == ["abandoned"]
     assert read_all(broker, topic) == before
 
