@@ -13,6 +13,7 @@ TLS itself answers some messages, so a client that reads nothing would fill the 
 import asyncio
 import ssl
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Final
 
 from broker.event_loop.loop_turns import ConnectionTurns, TurnQueue
@@ -140,7 +141,7 @@ class TlsTransport(HttpTransport):
 
     def _pass_on(self, ends_at: float) -> None:
         try:
-            self._decrypt()
+            self._decrypt(ends_at)
         except ssl.SSLError as error:
             self._fail(error)
             return
@@ -149,18 +150,30 @@ class TlsTransport(HttpTransport):
             self._protocol.eof_received()
             self.close()
 
-    def _decrypt(self) -> None:
+    def _has_received(self) -> bool:
+        return super()._has_received() or not self._channel.is_empty
+
+    def _decrypt(self, ends_at: float) -> None:
+        """Decrypt what was received, until this time of `perf_counter`."""
+        try:
+            while True:
+                count = self._channel.decrypt_into(_DECRYPTED) if self._continue_handshake() else 0
+                self._data += _DECRYPTED[:count]
+                is_done = not count and self._channel.is_empty
+                if is_done or perf_counter() >= ends_at:
+                    break
+        except EOFError:
+            self._is_ended = True
+        self._send_protocol_bytes()
+
+    def _continue_handshake(self) -> bool:
+        """Return whether the handshake is complete; tell the protocol if it is so now."""
         is_complete = self._channel.shake_hands()
         if is_complete and not self._is_established:
             self._is_established = True
             self._protocol.connection_made(self)
             self._end_handshake()
-        try:
-            while is_complete and (count := self._channel.decrypt_into(_DECRYPTED)):
-                self._data += _DECRYPTED[:count]
-        except EOFError:
-            self._is_ended = True
-        self._send_protocol_bytes()
+        return is_complete
 
     def _send_protocol_bytes(self) -> None:
         data = self._channel.encrypt(b"")

@@ -116,7 +116,7 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_paused = False
         if self._is_queued or self.is_closing():
             return
-        if self._data:
+        if self._has_received():
             self._wait_for_turn(self._own_turns() or self._turns.unauthenticated)
         else:
             self._socket.resume_reading()
@@ -154,6 +154,10 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def _join(self, transport: asyncio.BaseTransport) -> None:
         # Cast, because uvloop's transports are not subclasses of asyncio's.
         self._socket = cast(asyncio.Transport, transport)
+
+    def _has_received(self) -> bool:
+        """Return whether bytes wait for a turn."""
+        return bool(self._data)
 
     def _own_turns(self) -> TurnQueue | None:
         """Return the queue of this connection; None if it gets its bytes at once."""
@@ -198,7 +202,7 @@ class HttpTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._pass_on(began + TURN_SECONDS)
         ended = perf_counter()
         turns.charge(ended - began)
-        if self.is_reading() and (self._data or ended - began >= TURN_SECONDS):
+        if self.is_reading() and (self._has_received() or ended - began >= TURN_SECONDS):
             self._wait_for_turn(turns)
 
     def _pass_on(self, ends_at: float) -> None:

@@ -457,7 +457,7 @@ class Connection(asyncio.BufferedProtocol):
                 handled += 1
                 frame = self._reader.next_frame()
                 if frame is None and self._tls is not None:
-                    frame = self._decrypt_frame(self._tls)
+                    frame = self._decrypt_frame(self._tls, turn_end)
                 if frame is None:
                     break
                 answer = self._handler.handle(self, frame)
@@ -489,16 +489,19 @@ class Connection(asyncio.BufferedProtocol):
             self.close(STOPPING)
         self._mute_or_listen()
 
-    def _decrypt_frame(self, tls: TlsChannel) -> memoryview | None:
-        """Decrypt the next frame, as far as there are bytes of it and memory for it."""
+    def _decrypt_frame(self, tls: TlsChannel, turn_end: float) -> memoryview | None:
+        """Decrypt the next frame, as far as there are bytes of it, memory for it, and time."""
         frame = None
-        if tls.shake_hands():
-            while frame is None and self._open and self._has_room():
-                nbytes = tls.decrypt_into(self._reader.get_buffer(-1))
-                if not nbytes:
-                    break
+        while frame is None and self._open and self._has_room():
+            nbytes = tls.decrypt_into(self._reader.get_buffer(-1)) if tls.shake_hands() else 0
+            if nbytes:
                 self._reader.buffer_updated(nbytes)
                 frame = self._reader.next_frame()
+            elif tls.is_empty:
+                break
+            if frame is None and perf_counter() >= turn_end:
+                self._queue_turn(self._turns)
+                break
         if self._open and isinstance(self._writer, TlsWriter):
             self._writer.send_protocol_bytes()
         return frame

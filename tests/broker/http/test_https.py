@@ -1,6 +1,7 @@
 """The HTTP API over TLS: own client, certificates at a reload, peers that finish no handshake."""
 
 import asyncio
+import math
 import socket
 import ssl
 from collections import Counter
@@ -13,10 +14,10 @@ import pytest
 from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
 from broker.event_loop.loop_turns import UNAUTHENTICATED_ROUND_SECONDS
-from broker.http import tls_listener
+from broker.http import tls_listener, tls_transport
 from broker.http.tls_transport import RECEIVE_BYTES, TlsTransport
 from broker.lifecycle.reload import Secrets
-from broker.network.tls_channel import TlsChannel
+from broker.network.tls_channel import RECORDS_AT_ONCE, TlsChannel
 from broker.security.tls import load_server_tls
 from config.security.clients import ClientSecurity, ClientTls
 from tests.support import key_updates
@@ -149,6 +150,32 @@ async def test_a_request_in_many_records_is_answered_over_a_connection_that_stay
         while b"}" not in answer:
             answer += await client.read()
         assert answer.startswith(b"HTTP/1.1 ")
+    client.writer.close()
+
+
+async def test_records_take_several_turns_to_decrypt_even_if_each_is_a_message_of_tls(
+    broker: Broker, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = f"GET /api/v1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    client = await key_updates.connect(broker.http.address.port, authority)
+    turns = []
+    pass_on = TlsTransport._pass_on
+
+    def note_turn(transport: TlsTransport, ends_at: float) -> None:
+        turns.append(ends_at)
+        pass_on(transport, ends_at)
+
+    monkeypatch.setattr(tls_transport, "perf_counter", lambda: math.inf)  # a turn is over at once
+    monkeypatch.setattr(TlsTransport, "_pass_on", note_turn)
+    records = client.records
+    client.writer.write(
+        b"".join(records.key_updates(9) + records.data(bytes((x,))) for x in request.encode())
+    )
+    answer = b""
+    while b"}" not in answer:
+        answer += await client.read()
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert len(turns) >= 10 * len(request) / RECORDS_AT_ONCE
     client.writer.close()
 
 

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.lifecycle.reload import Reloader, Secrets
 from broker.network import connection
-from broker.network.tls_channel import BytesWithoutDataError, TlsChannel
+from broker.network.tls_channel import RECORDS_AT_ONCE, BytesWithoutDataError, TlsChannel
 from broker.security.tls import ServerTls, TlsError, load_server_tls
 from config.security.secrets import SecretReference
 from config.security.token import TokenFileError
@@ -552,6 +552,41 @@ def test_a_connection_whose_bytes_take_a_turn_to_decrypt_reads_on_in_the_next_on
     uvloop.run(produce())  # the loop of the broker; it reads several buffers in an iteration
     assert len(reads) > 16
     assert len(set(reads)) == len(reads)
+
+
+async def test_records_take_several_turns_to_decrypt_even_if_each_is_a_message_of_tls(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, iteration = [], 0
+    request = codec.encode_request(ApiKey.API_VERSIONS, 0, 1, "c", m.ApiVersionsRequest())
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def note_turn(channel: TlsChannel, buffer: memoryview) -> int:
+        turns.append(iteration)
+        return decrypt_into(channel, buffer)
+
+    decrypt_into = TlsChannel.decrypt_into
+    count()
+    async with broker_in_memory(
+        MemoryEnv(seed=1), listeners=["SSL://127.0.0.1:0"], tls=tls_settings(authority)
+    ) as broker:
+        client = await key_updates.connect(broker.addresses[0].port, authority)
+        client.writer.write(client.records.data(request))
+        assert await client.read()  # the client is authenticated now
+        monkeypatch.setattr(connection, "TURN_SECONDS", 0.0)
+        monkeypatch.setattr(TlsChannel, "decrypt_into", note_turn)
+        records = client.records
+        client.writer.write(
+            b"".join(records.key_updates(99) + records.data(bytes((x,))) for x in request)
+        )
+        assert await client.read()
+        client.writer.close()
+    assert len(turns) >= 100 * len(request) / RECORDS_AT_ONCE
+    assert len(set(turns)) == len(turns)
 
 
 @pytest.mark.parametrize("expired", [True, False])
