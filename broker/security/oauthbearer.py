@@ -38,6 +38,9 @@ ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {  # by type of key
     "OKP": ("EdDSA",),
 }
 TIME_MAX: Final = 1 << 40  # seconds since 1970; later ends count as this one
+# Tokens have up to 8 KB: HTTP servers accept no longer ones. Anybody may send a message, and to
+# read the header of a token of 64 KB takes 18 ms.
+MESSAGE_BYTES_MAX: Final = 16 << 10
 _FIRST: Final = re.compile(
     rb"n,(?:a=((?:[\x01-\x7f](?<![=,\x01])|=2C|=3D)+))?,\x01"
     rb"((?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01"
@@ -260,6 +263,8 @@ class OauthExchange:
         """See Exchange."""
         if self.refusal is not None:
             raise self.refusal
+        if len(token) > MESSAGE_BYTES_MAX:
+            raise InvalidTokenError("the message is too long")
         match = _FIRST.fullmatch(token)
         if match is None:
             raise InvalidTokenError("malformed first message")

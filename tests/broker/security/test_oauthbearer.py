@@ -15,6 +15,7 @@ from broker.security.errors import AuthenticationError
 from broker.security.oauthbearer import (
     FETCH_SECONDS_MIN,
     JWKS_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
     JwksError,
     Keys,
     OauthExchange,
@@ -146,6 +147,19 @@ async def test_forged_tokens_are_refused() -> None:
     for text in forged:
         with pytest.raises(TokenError):
             await verifier().verify(text)
+
+
+async def test_a_message_longer_than_any_token_is_refused_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longest = PROVIDER.token(LATER, groups="g" * (11 << 10)).encode()
+    exchange = OauthExchange(verifier())
+    assert await exchange.evaluate(b"n,,\x01auth=Bearer %b\x01\x01" % longest) == b""
+    assert exchange.principal is not None
+    monkeypatch.setattr(TokenVerifier, "verify", None)
+    message = b"n,,\x01auth=Bearer " + b"a" * MESSAGE_BYTES_MAX + b"\x01\x01"
+    with pytest.raises(AuthenticationError, match="too long"):
+        await OauthExchange(verifier()).evaluate(message)
 
 
 async def test_the_principal_may_be_in_another_claim() -> None:
