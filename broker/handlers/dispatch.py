@@ -36,6 +36,7 @@ from broker.network.connection import (
 )
 from broker.network.request_context import RequestContext, Services
 from broker.network.response_memory import RESPONSE_BYTES_MAX
+from broker.security.acls import Operation
 from broker.security.certificate_name import distinguished_name
 from broker.security.principal import ANONYMOUS, Principal
 from broker.topics.change_pauses import METADATA_CHANGES
@@ -98,7 +99,7 @@ TOPIC_CHANGES: Final = frozenset(
     )
 )
 
-# Kafka exempts the requests of brokers from request quotas.
+# Kafka exempts the requests of brokers from request quotas, unless the sender lacks the permission.
 EXEMPT_APIS: Final = frozenset((ApiKey.WRITE_TXN_MARKERS,))
 
 
@@ -199,7 +200,7 @@ class Dispatcher:
             raise CloseConnectionError(f"API {key} version {version} is not supported")
         context = make_context(connection, self._services)
         # Before the authentication, all clients would share the quota of one user.
-        is_exempt = key in EXEMPT_APIS or (
+        is_exempt = (key in EXEMPT_APIS and _is_broker(context)) or (
             connection.gate is not None and connection.is_unauthenticated
         )
         if self._services.quotas.enforced and not is_exempt:
@@ -373,6 +374,12 @@ def _asks_for_list(header: RequestHeader, request: Message) -> bool:
         case OffsetFetchRequest(topics=topics, groups=groups):
             return topics is None or any(group.topics is None for group in groups)
     return header.api_key in LISTS
+
+
+def _is_broker(context: RequestContext) -> bool:
+    """Return whether the client may do what brokers do."""
+    operations = Operation.CLUSTER_ACTION, Operation.ALTER
+    return any(context.may_cluster(operation, is_filter=True) for operation in operations)
 
 
 def make_context(connection: Connection, services: Services) -> RequestContext:

@@ -205,6 +205,23 @@ async def test_request_time_above_the_quota_throttles_every_api(broker: Broker) 
     assert (await asyncio.to_thread(exchange))[1] == 1_000
 
 
+@pytest.mark.parametrize("is_broker", [True, False])
+async def test_only_brokers_may_write_markers_without_a_quota_of_time(is_broker: bool) -> None:
+    super_user = "User:ANONYMOUS" if is_broker else "User:admin"
+    authorization = {"enabled": True, "super_users": [super_user]}
+    async with broker_in_memory(MemoryEnv(seed=3), authorization=authorization) as broker:
+        broker.quotas.update({(("user", None),): {"request_percentage": 0.0001}})
+
+        def exchange() -> None:
+            with Client(broker, "busy") as client:
+                for _ in range(2):
+                    client.call(ApiKey.WRITE_TXN_MARKERS, m.WriteTxnMarkersRequest(markers=[]))
+
+        await asyncio.to_thread(exchange)
+        throttled = sum(count.responses for count in broker.quotas.throttles.values())
+        assert bool(throttled) is not is_broker
+
+
 async def test_decompression_in_a_thread_counts_as_request_time(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
