@@ -23,9 +23,11 @@ from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
 UNAUTHENTICATED_BYTES: Final = 4 << 10  # per turn, of a client without credentials
-# In a row: of a handshake, and of what follows without data. An incomplete record has up to
-# 16.3 KiB, a certificate with those of its authorities up to 10.
+# In a row. An incomplete record has up to 16.3 KiB.
 BYTES_WITHOUT_DATA_MAX: Final = 32 << 10
+# A certificate with those of its authorities has up to 10 KB. OpenSSL looks for the issuer of each
+# among all others before it checks a signature.
+HANDSHAKE_BYTES_MAX: Final = 16 << 10
 # That OpenSSL gets at once: up to 2 ms of key updates, 0.1 ms of records with a byte of data each.
 RECORDS_AT_ONCE: Final = 32
 RECORD_HEADER_BYTES: Final = 5  # the last two are the length of what follows
@@ -38,9 +40,11 @@ _RECEIVED: Final = memoryview(bytearray(RECEIVE_BYTES))
 
 
 class BytesWithoutDataError(ssl.SSLError):
-    """The client sent more than BYTES_WITHOUT_DATA_MAX."""
+    """The client sent more than BYTES_WITHOUT_DATA_MAX, or HANDSHAKE_BYTES_MAX."""
 
-    reason = f"more than {BYTES_WITHOUT_DATA_MAX} bytes without data"
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__()
+        self.reason = f"more than {bytes_max} bytes without data"
 
 
 class TlsChannel:
@@ -101,7 +105,7 @@ class TlsChannel:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
-                self._check_bytes_without_data()
+                self._check_bytes_without_data(HANDSHAKE_BYTES_MAX)
                 return False
             self.is_established = True
             self._bytes_without_data = 0
@@ -124,16 +128,16 @@ class TlsChannel:
                 position += nbytes
                 self._bytes_without_data = 0
         except ssl.SSLWantReadError:
-            self._check_bytes_without_data()
+            self._check_bytes_without_data(BYTES_WITHOUT_DATA_MAX)
             return position
         except ssl.SSLZeroReturnError:  # occurs by itself if the broker has closed it, too
             if not position:
                 raise EOFError from None
         return position
 
-    def _check_bytes_without_data(self) -> None:
-        if self._bytes_without_data > BYTES_WITHOUT_DATA_MAX:
-            raise BytesWithoutDataError from None
+    def _check_bytes_without_data(self, bytes_max: int) -> None:
+        if self._bytes_without_data > bytes_max:
+            raise BytesWithoutDataError(bytes_max) from None
 
     def end(self) -> bytes:
         """Return the last encrypted bytes, which tell the client that nothing follows."""
