@@ -180,12 +180,11 @@ class HttpAuthentication:
             return Refusal(401, "the credentials are not the base64 of USER:PASSWORD")
         if not (user and colon and password):
             return Refusal(401, "expected a user and a password")
-        attempts = self._authentication.failed_attempts
+        attempts, address = self._authentication.failed_attempts, address_of(host)
         is_guess = last is None or last.principal != Principal(user)
-        async with attempts.attempt(
-            address_of(host), user, is_guess=is_guess, has_left=has_left
-        ) as attempt:
-            principal = await self._authentication.credentials.check_password(user, password)
+        async with attempts.attempt(address, user, is_guess=is_guess, has_left=has_left) as attempt:
+            credentials = self._authentication.credentials
+            principal = await credentials.check_password(user, password, address)
             if principal is None:
                 return await self._wait(attempt, host, "wrong user or password", user)
             attempt.succeeded()

@@ -9,6 +9,7 @@ Rules
   Kafka's tools make salts of 25 or 26 digits, librdkafka of 64 bytes.
 - Salting takes milliseconds, so one thread does it for all. An attacker that tries passwords can
   delay this thread, but not the event loop, and not a user whose password was accepted before.
+  Addresses take turns: each address of an attacker delays another user by one check only.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
+from broker.event_loop.fair_slots import FairSlots
 from broker.security.principal import Principal
 from broker.security.scram import (
     HASHES,
@@ -89,6 +91,7 @@ class Credentials:
         self._metadata = metadata
         self._file_users: ScramUsers = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
+        self._turns = FairSlots(1)  # of the addresses whose passwords are checked
         self._is_closed = False
         # Verified passwords: user -> its entry then, and the password's digest. They are accepted
         # again without salting.
@@ -119,8 +122,8 @@ class Credentials:
         self._is_closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def check_password(self, user: str, password: str) -> Principal | None:
-        """Return the principal of a user if the password is right.
+    async def check_password(self, user: str, password: str, address: str = "") -> Principal | None:
+        """Return the principal of a user if the password, from a client's address, is right.
 
         A stored user may have a password for each SCRAM mechanism: that of SCRAM-SHA-256 counts.
         """
@@ -136,7 +139,8 @@ class Credentials:
         accepted_entry, accepted = self._accepted.get(user, (None, b""))
         is_right = accepted_entry is entry and hmac.compare_digest(accepted, digest)
         if not is_right:
-            is_right = await self._run(matches, mechanism, password, entry)
+            async with self._turns.slot(address):
+                is_right = await self._run(matches, mechanism, password, entry)
         if not (is_right and entries):
             return None
         self._accepted[user] = entry, digest

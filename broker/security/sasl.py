@@ -65,8 +65,9 @@ class PlainExchange:
     refusal: AuthenticationError | None = None
     ends_ms: int | None = None
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, address: str) -> None:
         self._credentials = credentials
+        self._address = address
         self.user = ""
         self.principal: Principal | None = None
 
@@ -93,7 +94,7 @@ class PlainExchange:
             raise AuthenticationError(
                 "no password", "Authentication failed: password not specified"
             )
-        principal = await self._credentials.check_password(self.user, password)
+        principal = await self._credentials.check_password(self.user, password, self._address)
         if principal is None:
             raise AuthenticationError(
                 "wrong user or password", "Authentication failed: Invalid username or password"
@@ -188,12 +189,12 @@ class Authentication:
         self.credentials.close()
         await self.verifier.stop()
 
-    def new_exchange(self, mechanism: str) -> Exchange | None:
-        """Return a new exchange; None if the mechanism is not enabled."""
+    def new_exchange(self, mechanism: str, address: str) -> Exchange | None:
+        """Return a new exchange with a client's address; None if the mechanism is not enabled."""
         if mechanism not in self.settings.mechanisms:
             return None
         if mechanism == PlainExchange.mechanism:
-            return PlainExchange(self.credentials)
+            return PlainExchange(self.credentials, address)
         if mechanism == OauthExchange.mechanism:
             return OauthExchange(self.verifier)
         return ScramExchange(mechanism, self.credentials)

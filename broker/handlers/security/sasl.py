@@ -136,12 +136,12 @@ class SaslGate:
         header = read_header(frame)
         body = decode_body(header, frame)
         assert isinstance(body, SaslHandshakeRequest)
-        exchange = self._authentication.new_exchange(body.mechanism)
+        address = address_of(connection.peer_host)
+        exchange = self._authentication.new_exchange(body.mechanism, address)
         answer = SaslHandshakeResponse(mechanisms=list(self._authentication.settings.mechanisms))
         if exchange is None:
             answer.error_code = ErrorCode.UNSUPPORTED_SASL_MECHANISM
             response = _encode(header, answer)
-            address = address_of(connection.peer_host)
             async with self._authentication.failed_attempts.attempt(address, None) as attempt:
                 raise await self._refuse(
                     attempt, connection, None, "the mechanism is not enabled", response

@@ -251,6 +251,29 @@ async def test_unknown_users_look_like_known_ones() -> None:
     assert len(set(entries)) == 2
 
 
+async def test_wrong_passwords_of_each_address_delay_a_user_elsewhere_by_one_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored, checked = metadata(), list[str]()
+
+    def note_address(_mechanism: str, password: str, _entry: object) -> bool:
+        checked.append(password.partition(" ")[0])
+        return False
+
+    monkeypatch.setattr("broker.security.credentials.matches", note_address)
+    credentials = Credentials(lambda: stored)
+    addresses = ["10.0.0.1"] * 20 + ["10.0.0.2"] * 20 + ["10.0.0.3"]
+    await asyncio.gather(
+        *(
+            credentials.check_password("alice", f"{address} {number}", address)
+            for number, address in enumerate(addresses)
+        )
+    )
+    credentials.close()
+    assert len(checked) == len(addresses)
+    assert checked.index("10.0.0.3") <= 3
+
+
 def test_salts_of_unknown_users_have_the_forms_of_those_of_known_ones() -> None:
     java_salts = (b"1pdd2mrl5p6ew8vqctjvt4l3mn", b"9pdd2mrl5p6ew8vqctjvt4l3m")
     salts = {f"j{number}": java_salts[number % 2] for number in range(30)}
