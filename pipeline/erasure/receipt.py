@@ -38,7 +38,7 @@ class PartitionErased:
     records_left: int = 0
     view_records_left: int = 0
     tombstones_left: int = 0
-    written_since: int = 0  # records of the keys after the tombstones
+    written_since: int = 0  # records of the keys after the first search
     reason: str = ""
 
     @property

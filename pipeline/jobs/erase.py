@@ -6,7 +6,7 @@ Rules
   `offset`.
 - The broker compacts as usual, first the view, then the log. The job then reads everything again;
   the receipt states only what this second read shows.
-- Records that a producer writes meanwhile are not erased; the receipt counts them.
+- Records that a producer writes after the first search may stay; the receipt counts those that do.
 - The job is idempotent: run it again to continue.
 """
 
@@ -242,10 +242,10 @@ class Eraser:
             part.cleaned_offset, part.view_horizon = cleaned.cleaned_offset, cleaned.view_horizon
             part.reason = cleaned.reason
         self._reporter.note("checking that the records are gone")
-        self._check_erased(receipt, keys, requested)
+        self._check_erased(receipt, keys, ends)
         covers_all = False
         if self._data is not None:
-            covers_all = self._wait_for_files(receipt, keys, {**ends, **requested}, until)
+            covers_all = self._wait_for_files(receipt, keys, ends, until)
         receipt.copies += self._copies(receipt, were_searched=covers_all and not receipt.reasons)
         receipt.state = PENDING if receipt.reasons else COMPLETE
 
@@ -296,13 +296,16 @@ class Eraser:
 
     # Proof --------------------------------------------------------------------------------
 
-    def _check_erased(self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets) -> None:
-        for key_records in self._log(keys, self._bounds(), requested):
+    def _check_erased(self, receipt: Receipt, keys: Sequence[bytes], ends: Offsets) -> None:
+        """Search again. `ends` of the first search are the limit, not those of the tombstones:
+        between them, producers may have written keys that were not found, or keys whose tombstone
+        was already there."""
+        for key_records in self._log(keys, self._bounds(), ends):
             part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
             part.records_left += key_records.older
             part.written_since += key_records.values - key_records.older
             part.tombstones_left += key_records.tombstones
-        for key_records in self._view(keys, requested):
+        for key_records in self._view(keys, ends):
             part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
             part.view_records_left += key_records.older
         for n, part in sorted(receipt.partitions.items()):

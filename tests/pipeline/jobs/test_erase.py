@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +14,7 @@ from cleaner.remote_compaction import Purpose
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.lease import LeaseClient
+from pipeline.client.producer import BulkProducer
 from pipeline.client.topics import now_ms
 from pipeline.erasure.files import scan_files
 from pipeline.erasure.keys import read_keys_from_file, read_keys_from_table
@@ -346,6 +347,29 @@ def test_a_file_that_cannot_be_read_leaves_a_receipt(
     receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"k"])
     assert (receipt.state, receipt.reasons) == (PENDING, ["cannot read 0.log: torn"])
     assert (receipt.partitions[0].removed, receipt.files_scanned) == (1, None)
+
+
+def test_values_written_after_the_search_are_counted_and_leave_nothing_pending(
+    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether before the tombstones, of a key that was not found, or after them."""
+
+    class OneProducerOfTwo(BulkProducer):
+        def __enter__(self) -> Self:
+            write(broker, topic, [(0, b"b", b"new", START_MS, None)])
+            return super().__enter__()
+
+        def __exit__(self, *arguments: Any) -> None:
+            super().__exit__(*arguments)
+            write(broker, topic, [(0, b"a", b"new", START_MS, None)])
+
+    make_topic(broker, topic, 1, **COMPACTED)
+    write(broker, topic, [(0, b"a", b"old", START_MS, None)])
+    monkeypatch.setattr(erase, "BulkProducer", OneProducerOfTwo)
+    receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"a", b"b"])
+    assert (receipt.state, receipt.reasons) == (COMPLETE, [])
+    erased = receipt.partitions[0]
+    assert (erased.records_found, erased.records_left, erased.written_since) == (1, 0, 2)
 
 
 def test_nothing_to_erase_is_complete(
