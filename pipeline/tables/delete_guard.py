@@ -111,6 +111,8 @@ class DeleteGuard:
         `planned_ms` is a time before `reach` was the end of what can be cleaned. Raises as `check`.
         """
         with self._lock:
+            # A partition that was added meanwhile: the table has nothing of it.
+            self._reach = dict.fromkeys(reach, 0) | self._reach
             now_ms, progress = self._checked()
             if _is_untouched(progress, {**self._reach, **reach}):
                 return now_ms

@@ -84,6 +84,17 @@ def test_every_batch_is_checked_and_not_only_the_first() -> None:
     assert "up to offset 30" in refused(guard, 40)
 
 
+def test_a_partition_that_was_added_is_checked_with_its_first_batch() -> None:
+    """Here the cleaner has not passed the table's reach in the other partition."""
+    world = World(cleaned=15)
+    guard = world.guard(reach=20, safe_ms=START_MS)
+    world.now_ms += HOUR_MS
+    planned_ms = START_MS + 1
+    assert guard.checked_safe_ms({0: 20, 1: 10}, planned_ms) == planned_ms
+    world.now_ms += 1
+    assert "t-1 up to offset 0" in refused(guard)
+
+
 def test_however_long_ago_nothing_is_missed_before_the_cleaner_has_passed() -> None:
     world = World(cleaned=10)
     guard = world.guard(reach=10, safe_ms=UNKNOWN_MS)
