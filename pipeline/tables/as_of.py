@@ -172,24 +172,31 @@ def check_offsets(
     jobs = {
         planned.job.partition.partition: planned.job for planned in reading.lease.plan.partitions
     }
+    # Before the indexing, which takes long: later cleans remove nothing from the leased segments.
+    cleaned = {
+        number: fetch_cleaned_end_offset(client, topic, number)
+        for number, job in jobs.items()
+        if number in requested and job.groups
+    }
     used, moved, refused = dict(requested), [], []
     for number, offset in sorted(requested.items()):
         where = f"{topic}-{number}"
         job, is_missing = jobs.get(number), number in missing
         first, end = bounds.first[number], bounds.end[number]
-        if job is not None:  # records may have been deleted between the bounds and the lease
-            first = max(first, job.log_start_offset)
+        last = end  # as of which the state exists in any case
+        if job is not None:  # records may have come and gone between the bounds and the lease
+            first, last = max(first, job.log_start_offset), max(end, job.end_offset)
         if offset > end:
             raise JobError(
                 f"{where} as of {offset}: its last stable offset is {end}", exit_codes.USAGE
             )
-        earliest = _earliest(reading, client, job, number, offset, is_missing=is_missing)
+        earliest = _earliest(reading, job, cleaned.get(number), offset, is_missing=is_missing)
         earliest = max(first, earliest)
         if earliest <= offset:
             continue
-        if nearest and earliest <= end:
-            used[number] = earliest
-            moved.append(Moved(number, offset, earliest))
+        if nearest:
+            used[number] = min(earliest, last)
+            moved.append(Moved(number, offset, used[number]))
             continue
         why = (
             f"its log starts at offset {first}"
@@ -204,17 +211,15 @@ def check_offsets(
 
 
 def _earliest(
-    reading: Reading, client: ApiClient, job: CleanJob | None, number: int, offset: int,
-    *, is_missing: bool,
-) -> int:  # fmt: skip
+    reading: Reading, job: CleanJob | None, cleaned: int | None, offset: int, *, is_missing: bool
+) -> int:
     """Return the earliest offset at or after `offset` whose state is complete.
 
-    `is_missing`: the record at the offset is, and the state is needed with it and without it.
+    `cleaned` is the end of all cleans, or None if it is unknown. `is_missing`: the record at the
+    offset is, and the state is needed with it and without it.
     """
     if job is None or not job.groups:
         return offset
-    topic = reading.lease.plan.topic
-    cleaned = fetch_cleaned_end_offset(client, topic, number)
     if cleaned is not None and cleaned <= offset:
         return offset
     if is_missing:
