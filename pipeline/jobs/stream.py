@@ -11,7 +11,6 @@ Rules
 """
 
 import json
-import shutil
 import signal
 import threading
 import time
@@ -42,6 +41,7 @@ from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
 from pipeline.tables.delta import check_topic_id, delta_reason
 from pipeline.tables.open_topic import Clients
+from pipeline.tables.staging import DATA, staging_folder
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
 from pipeline.tables.target import Format, Target, target
@@ -211,7 +211,7 @@ def _make(
     options: Mapping[str, Any],
 ) -> None:
     """Create the table. Remove an old checkpoint, which would skip records."""
-    if checkpoint.exists() and not (checkpoint / "metadata").is_file():
+    if checkpoint.exists() and not _is_checkpoint(checkpoint):
         raise JobError(f"{checkpoint} exists and is not a checkpoint", exit_codes.USAGE)
     if checkpoint.exists() and not place.exists:
         raise JobError(
@@ -220,7 +220,20 @@ def _make(
         )
     make_table(spark, broker, topic, place, forms=forms, reporter=reporter, **options)
     if checkpoint.exists():
-        shutil.rmtree(checkpoint)
+        remove_checkpoint(checkpoint)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint, or Spark was killed before it wrote its metadata."""
+    if (folder / "metadata").is_file():
+        return True
+    return folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint in one step: a part of it would be no checkpoint to the next job."""
+    with staging_folder(folder) as staging:
+        folder.rename(staging / DATA)
 
 
 def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int]) -> dict[int, int]:

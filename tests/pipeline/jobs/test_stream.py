@@ -22,6 +22,7 @@ from pipeline.errors import JobError
 from pipeline.jobs import stream
 from pipeline.jobs.stream import StreamResult, follow
 from pipeline.progress import SilentReporter
+from pipeline.tables import staging
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delete_guard import DeleteGuard
 from pipeline.tables.open_topic import Clients
@@ -375,6 +376,38 @@ def test_keys_that_cannot_be_told_apart_are_refused(
     forms = Forms(Form("string"), exact_keys=True)
     with pytest.raises(JobError, match="offset 0 is not UTF-8"):
         caught_up(spark, addresses, topic, tmp_path / "t", forms=forms)
+
+
+def test_a_checkpoint_is_removed_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may be killed while it removes the files."""
+    folder = tmp_path / "t.checkpoint"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "0").touch()
+    monkeypatch.setattr(staging, "_remove", lambda *_: None)
+    stream.remove_checkpoint(folder)
+    assert not folder.exists()
+    monkeypatch.undo()
+    staging.remove_abandoned(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_spark_was_killed_in_making_can_be_overwritten(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1")])
+    caught_up(spark, addresses, topic, tmp_path / "t")
+    shutil.rmtree(tmp_path / "t.checkpoint")
+    (tmp_path / "t.checkpoint").mkdir()
+    (tmp_path / "t.checkpoint/.metadata.tmp").touch()
+    caught_up(spark, addresses, topic, tmp_path / "t", overwrite=True)
+    assert (tmp_path / "t.checkpoint/metadata").is_file()
+    (tmp_path / "t.checkpoint/metadata").rename(tmp_path / "t.checkpoint/other")
+    with pytest.raises(JobError, match="is not a checkpoint"):
+        caught_up(spark, addresses, topic, tmp_path / "t", overwrite=True)
 
 
 @only_in_ci("the tests above follow in one session; this one starts a Spark")
