@@ -66,6 +66,19 @@ SUFFIX: Final = ".checkpoint"
 _EARLIEST: Final = -2
 
 
+# Spark knows by these words that a batch failed because the query is being stopped. It searches
+# with an expression that recurses with each character of the text after "calling": the text of
+# Py4J's own error, with its stack trace, would overflow the stack of the query's thread.
+_STOPPED: Final = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling it:"
+    " java.lang.InterruptedException"
+)
+
+
+class BatchFailedError(Exception):
+    """What Spark is told of a batch that failed in Spark."""
+
+
 @dataclass(slots=True)
 class StreamResult:
     """The result of a query. `rows` is the final size of the table; offsets are by partition."""
@@ -311,6 +324,9 @@ def _run(
     every_seconds: float | None,
 ) -> None:
     """Run the query until it ends or is interrupted."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     starts = {str(number): versions.get(number, _EARLIEST) for number in partitions}
     source = (
         spark.readStream.format("varve")
@@ -322,6 +338,7 @@ def _run(
         .load()
     )
     failed: list[Exception] = []
+    stopping = threading.Event()
     started_ms = now_ms()
 
     def merge_batch(batch: "DataFrame", batch_id: int) -> None:
@@ -338,6 +355,11 @@ def _run(
         except (JobError, ApiRefusedError, UnreachableError, WireError) as error:
             failed.append(error)
             raise
+        except (PySparkException, Py4JError) as error:
+            if stopping.is_set():
+                raise BatchFailedError(_STOPPED) from None
+            failed.append(_query_error(error))
+            raise BatchFailedError(str(failed[-1])) from None
 
     writer = source.writeStream.foreachBatch(merge_batch)
     writer = writer.option("checkpointLocation", checkpoint.as_uri())
@@ -352,13 +374,17 @@ def _run(
                 # The next batch repeats a failed refresh, and fails if it gets no answer.
                 with suppress(JobError, ApiRefusedError, UnreachableError):
                     guard.refresh()
+        stopping.set()
         query.stop()
         if (error := query.exception()) is not None and not event.is_set():
             raise failed[0] if failed else _query_error(error)
     finally:
         query.stop()
     if event.is_set() and every_seconds is None:
-        raise KeyboardInterrupt
+        raise JobError(
+            "interrupted; the table has what was merged so far. Run the command again for the rest",
+            exit_codes.INTERRUPTED,
+        )
 
 
 def _query_error(error: Exception) -> JobError:

@@ -6,6 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -376,6 +380,98 @@ def test_keys_that_cannot_be_told_apart_are_refused(
     forms = Forms(Form("string"), exact_keys=True)
     with pytest.raises(JobError, match="offset 0 is not UTF-8"):
         caught_up(spark, addresses, topic, tmp_path / "t", forms=forms)
+
+
+def test_spark_gets_a_short_text_of_a_batch_that_failed_in_spark(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A long one overflows the stack of the thread that stops the query."""
+    from pyspark.sql.streaming import DataStreamWriter
+
+    make_topic(broker, topic, partitions=1)
+    write(broker, topic, [(b"a", b"1")])
+    caught_up(spark, addresses, topic, tmp_path / "t")
+    write(broker, topic, [(b"b", b"1")])
+    texts: list[str] = []
+    foreach = DataStreamWriter.foreachBatch
+
+    def noting(self: Any, merge_batch: Any) -> Any:
+        def merge(*arguments: Any) -> None:
+            try:
+                merge_batch(*arguments)
+            except Exception:
+                texts.append(traceback.format_exc())
+                raise
+
+        return foreach(self, merge)
+
+    def fail(*_: object) -> None:
+        spark.range(1).selectExpr("raise_error('the reason')").collect()
+
+    monkeypatch.setattr(DataStreamWriter, "foreachBatch", noting)
+    monkeypatch.setattr(Upserts, "merge_batch", fail)
+    with pytest.raises(JobError, match="the reason"):
+        caught_up(spark, addresses, topic, tmp_path / "t")
+    assert len(texts) == 1
+    assert "py4j" not in texts[0]
+
+
+def test_a_batch_that_is_stopped_is_no_error_to_spark(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from pyspark.sql.streaming import StreamingQuery
+
+    event = threading.Event()
+    ends: list[object] = []
+    read_end = StreamingQuery.exception
+
+    @contextmanager
+    def stopped_in_a_batch() -> Iterator[threading.Event]:
+        yield event
+
+    def count_for_long(*_: object) -> None:
+        event.set()
+        spark.range(10**15).selectExpr("sum(id)").collect()
+
+    def noting(self: StreamingQuery) -> Any:
+        ends.append(read_end(self))
+        return ends[-1]
+
+    make_topic(broker, topic, partitions=1)
+    write(broker, topic, [(b"a", b"1")])
+    caught_up(spark, addresses, topic, tmp_path / "t")
+    write(broker, topic, [(b"b", b"1")])
+    with monkeypatch.context() as patched:
+        patched.setattr(stream, "_stop_signal", stopped_in_a_batch)
+        patched.setattr(Upserts, "merge_batch", count_for_long)
+        patched.setattr(StreamingQuery, "exception", noting)
+        caught_up(spark, addresses, topic, tmp_path / "t", every_seconds=0.0)
+    assert ends == [None]
+    caught_up(spark, addresses, topic, tmp_path / "t")
+    assert read_table(tmp_path / "t", "delta").num_rows == 2
+
+
+def test_who_interrupts_is_not_told_that_nothing_was_published(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The table is there by then."""
+
+    @contextmanager
+    def stopped_at_once() -> Iterator[threading.Event]:
+        event = threading.Event()
+        event.set()
+        yield event
+
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1")])
+    monkeypatch.setattr(stream, "_stop_signal", stopped_at_once)
+    with pytest.raises(JobError, match="the table has what was merged so far") as raised:
+        caught_up(spark, addresses, topic, tmp_path / "t")
+    assert raised.value.code == exit_codes.INTERRUPTED
+    assert read_table(tmp_path / "t", "delta").num_rows == 1
 
 
 def test_a_checkpoint_is_removed_in_one_step(
