@@ -1,7 +1,9 @@
 """Threads for decompression: one client leaves room for the others."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -135,3 +137,29 @@ async def test_a_batch_is_large_if_its_topic_permits_it_and_it_may_be(
                 with client_of(broker) as client:
                     await asyncio.to_thread(client.produce, topic, batch)
     assert noted == [False, True, False, False]
+
+
+async def test_refused_work_leaves_nothing_in_memory_for_the_garbage_collector() -> None:
+    class Unpacked:
+        """Stands for the bytes of a batch."""
+
+    unpacked: list[weakref.ref[Unpacked]] = []
+
+    def refuse() -> None:
+        output = Unpacked()
+        unpacked.append(weakref.ref(output))
+        try:
+            raise EOFError
+        except EOFError:
+            raise ValueError("too large") from None
+
+    threads = UnpackThreads(1)
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            await threads.run("alice", refuse, lambda _: None)
+        await asyncio.sleep(0)
+        assert [reference() for reference in unpacked] == [None]
+    finally:
+        gc.enable()
+        await threads.stop()
