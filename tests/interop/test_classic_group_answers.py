@@ -29,7 +29,7 @@ from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
-SEEDS = seeds_of_tests("VARVE_CLASSIC_GROUP_SEEDS", few=10, many=40)
+SEEDS = seeds_of_tests("VARVE_CLASSIC_GROUP_SEEDS", few=5, many=15)
 STEPS: Final = 60
 TOPIC: Final = "classic-members"
 TYPE: Final = "consumer"
