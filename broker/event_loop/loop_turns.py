@@ -28,12 +28,18 @@ async def run_to_end(work: asyncio.Future[_T]) -> _T:
     """Wait for work that continues if the caller is cancelled, because its client disconnects.
 
     Raises what the work raises. If nobody waits any more, that is logged.
+
+    An error refers to the variables of all functions that it leaves. If one of them is `work`, it
+    refers to itself, and all of them stay until the collector of cyclic garbage finds them. So a
+    caller with much in memory does not keep `work` in a variable.
     """
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         work.add_done_callback(_log_failure)
         raise
+    finally:
+        del work
 
 
 def _log_failure(work: asyncio.Future[Any]) -> None:

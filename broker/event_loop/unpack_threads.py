@@ -11,7 +11,6 @@ each thread, and one of them at a time may have up to 128 MiB (compression.py).
 import asyncio
 import os
 import time
-import traceback
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -58,18 +57,27 @@ class UnpackThreads:
         """
         slots = (self._large, self._slots) if is_large else (self._slots,)
         await _acquire_all(slots, client)
+        return await run_to_end(self._begin(client, work, note_cpu, slots))
+
+    def _begin(
+        self,
+        client: Hashable,
+        work: Callable[[], _Result],
+        note_cpu: Callable[[int], None],
+        slots: tuple[FairSlots, ...],
+    ) -> asyncio.Future[_Result]:
+        """Begin the work in a thread, and release the slots at its end."""
         spent: list[int] = []
-        task = asyncio.get_running_loop().run_in_executor(
-            self._pool, partial(measured, work, spent)
-        )
 
         def release(_: object) -> None:
             for item in slots:
                 item.release(client)
             note_cpu(sum(spent))
 
+        loop = asyncio.get_running_loop()
+        task = loop.run_in_executor(self._pool, partial(measured, work, spent))
         task.add_done_callback(release)
-        return await run_to_end(task)
+        return task
 
     async def stop(self) -> None:
         """Drop work that has not begun, and end the threads."""
@@ -93,20 +101,5 @@ def measured(work: Callable[[], _Result], spent: list[int]) -> _Result:
     began = time.thread_time_ns()
     try:
         return work()
-    except Exception as error:
-        _free_variables(error)
-        raise
     finally:
         spent.append(time.thread_time_ns() - began)
-
-
-def _free_variables(error: BaseException) -> None:
-    """Free what the work had in memory, such as 64 MiB of a batch that is refused.
-
-    The error refers to the functions that it has left, and to itself through the task that waits
-    for it. So all this would stay until the collector of cyclic garbage finds it.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        traceback.clear_frames(cause.__traceback__)
-        cause = cause.__context__

@@ -15,6 +15,7 @@ from broker.event_loop.unpack_threads import UnpackThreads
 from storage.format.batch import Record, build_batch
 from storage.format.compression import ZSTD
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of
+from tests.support.cleaner.scheduler.cleaner_fakes import until
 from tests.support.storage.memory_env import MemoryEnv
 
 CPU: list[int] = []
@@ -56,8 +57,7 @@ async def test_a_client_occupies_half_of_the_threads(threads: UnpackThreads) -> 
         assert await threads.run("b", lambda: "small", CPU.append) == "small"
     bomb.may_end.set()
     assert await asyncio.gather(*attack) == ["unpacked"] * 20
-    await settle()
-    assert not threads._slots._used
+    await until(lambda: not threads._slots._used)
 
 
 async def test_a_client_that_closes_its_connections_does_not_get_more_threads(
@@ -74,8 +74,7 @@ async def test_a_client_that_closes_its_connections_does_not_get_more_threads(
                 await task
     assert bomb.running == 2
     bomb.may_end.set()
-    await settle()
-    assert not threads._slots._used
+    await until(lambda: not threads._slots._used)
 
 
 async def test_errors_and_processor_time_reach_the_client(threads: UnpackThreads) -> None:
@@ -106,8 +105,7 @@ async def test_one_large_batch_is_unpacked_at_a_time(threads: UnpackThreads) -> 
     bomb.may_end.set()
     results = await asyncio.gather(*attack, return_exceptions=True)
     assert results[:-1] == ["unpacked"] * 5
-    await settle()
-    assert not threads._slots._used
+    await until(lambda: not threads._slots._used)
     assert not threads._large._used
 
 
@@ -139,27 +137,32 @@ async def test_a_batch_is_large_if_its_topic_permits_it_and_it_may_be(
     assert noted == [False, True, False, False]
 
 
-async def test_refused_work_leaves_nothing_in_memory_for_the_garbage_collector() -> None:
-    class Unpacked:
-        """Stands for the bytes of a batch."""
+async def test_refused_work_leaves_nothing_in_memory_for_the_garbage_collector(
+    threads: UnpackThreads,
+) -> None:
+    class Content:
+        """Stands for the bytes of a batch, as received and as decompressed."""
 
-    unpacked: list[weakref.ref[Unpacked]] = []
+    held: list[weakref.ref[Content]] = []
 
     def refuse() -> None:
-        output = Unpacked()
-        unpacked.append(weakref.ref(output))
+        unpacked = Content()
+        held.append(weakref.ref(unpacked))
         try:
             raise EOFError
         except EOFError:
             raise ValueError("too large") from None
 
-    threads = UnpackThreads(1)
+    async def handle() -> None:
+        received = Content()
+        held.append(weakref.ref(received))
+        await threads.run("alice", refuse, lambda _: None)
+
     gc.disable()
     try:
         with suppress(ValueError):
-            await threads.run("alice", refuse, lambda _: None)
+            await handle()
         await asyncio.sleep(0)
-        assert [reference() for reference in unpacked] == [None]
+        assert [reference() for reference in held] == [None, None]
     finally:
         gc.enable()
-        await threads.stop()
