@@ -37,7 +37,7 @@ def test_its_reader_has_no_python_object_that_outlives_the_read(
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(620)  # four jobs, each with a Spark of its own
 @only_in_ci("each of its jobs has tests of its own")
 def test_the_tutorial_can_be_pasted(broker: VarveBroker, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -50,7 +50,7 @@ def test_the_tutorial_can_be_pasted(broker: VarveBroker, tmp_path: Path) -> None
     }
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail"], input="\n".join(blocks), env=environment, cwd=ROOT,
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the records are superseded" in done.stdout
