@@ -4,6 +4,8 @@ import os
 import uuid
 from pathlib import Path
 
+from storage.env import RealEnv
+
 
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
     """Replace a file atomically and durably; the umask applies to `mode`."""
@@ -16,14 +18,6 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> 
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _sync_folder(path.parent)
+        RealEnv().sync_dir(str(path.parent))
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
