@@ -36,7 +36,6 @@ from broker.network.connection import (
 )
 from broker.network.request_context import RequestContext, Services
 from broker.network.response_memory import RESPONSE_BYTES_MAX
-from broker.security.acls import Operation
 from broker.security.certificate_name import distinguished_name
 from broker.security.principal import ANONYMOUS, Principal
 from broker.topics.change_pauses import METADATA_CHANGES
@@ -200,7 +199,7 @@ class Dispatcher:
             raise CloseConnectionError(f"API {key} version {version} is not supported")
         context = make_context(connection, self._services)
         # Before the authentication, all clients would share the quota of one user.
-        is_exempt = (key in EXEMPT_APIS and _is_broker(context)) or (
+        is_exempt = (key in EXEMPT_APIS and context.may_write_markers(is_filter=True)) or (
             connection.gate is not None and connection.is_unauthenticated
         )
         if self._services.quotas.enforced and not is_exempt:
@@ -374,12 +373,6 @@ def _asks_for_list(header: RequestHeader, request: Message) -> bool:
         case OffsetFetchRequest(topics=topics, groups=groups):
             return topics is None or any(group.topics is None for group in groups)
     return header.api_key in LISTS
-
-
-def _is_broker(context: RequestContext) -> bool:
-    """Return whether the client may do what brokers do."""
-    operations = Operation.CLUSTER_ACTION, Operation.ALTER
-    return any(context.may_cluster(operation, is_filter=True) for operation in operations)
 
 
 def make_context(connection: Connection, services: Services) -> RequestContext:

@@ -225,6 +225,12 @@ class RequestContext:
         """Return whether the client may perform an operation on the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, is_filter=is_filter)
 
+    def may_write_markers(self, *, is_filter: bool = False) -> bool:
+        """Return whether the client may send WriteTxnMarkers, as brokers may."""
+        return self.may_cluster(Operation.ALTER, is_filter=True) or self.may_cluster(
+            Operation.CLUSTER_ACTION, is_filter=is_filter
+        )
+
     def topic_operations(self, topic: str) -> int:
         """Return what the client may do with a topic or view, as bits of Operation."""
         return self._operations(ResourceType.TOPIC, self.services.source_topic(topic))

@@ -202,9 +202,7 @@ async def write_txn_markers(
 ) -> WriteTxnMarkersResponse:
     """WriteTxnMarkers 1-2: what `kafka-transactions abort` sends for a hanging transaction."""
     response, turns = WriteTxnMarkersResponse(), Turns()
-    may_write = context.may_cluster(Operation.ALTER, is_filter=True) or context.may_cluster(
-        Operation.CLUSTER_ACTION
-    )
+    may_write = context.may_write_markers()
     async for marker in turns.over(body.markers):
         row = WriteTxnMarkersResponseMarker(producer_id=marker.producer_id)
         async for topic in turns.over(marker.topics):
