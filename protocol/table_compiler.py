@@ -366,9 +366,10 @@ class _DecoderSource(_Source):
             self.struct(self.child(field), name)
             self.add(f"{target} = {name}")
             return
-        self.pending.append(("b", "n"))  # -1 null, 1 present
+        # 1 if present; null is -1, but 0 in a tagged field.
+        self.pending.append(("b", "n"))
         self.flush()
-        with self.block("if n < 0:"):
+        with self.block("if n < 0:" if field.tag is None else "if n < 1:"):
             self.add(f"{target} = None")
         with self.block("else:"):
             self.struct(self.child(field), name)
@@ -511,7 +512,9 @@ class _EncoderSource(_Source):
     def _differs(self, field: Field, value: str) -> str:
         if field.is_array:
             return value
-        if field.is_struct and not field.is_nullable:
+        if field.is_struct and field.is_nullable:
+            return "True"  # without the field, Kafka reads an empty structure instead of null
+        if field.is_struct:
             name = f"default_{field.name}"
             self.names[name] = CLASSES[self.root + field.type]()
             return f"{value} != {name}"
@@ -548,7 +551,8 @@ class _EncoderSource(_Source):
             return
         self.flush()
         with self.block(f"if {source} is None:"):
-            self.add(f"{self.write}(b'\\xff')")
+            null = b"\xff" if field.tag is None else b"\x00"
+            self.add(f"{self.write}({null})")
         with self.block("else:"):
             self.add(f"{self.write}(b'\\x01')")
             self.struct(self.child(field), source)

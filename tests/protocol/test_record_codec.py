@@ -7,6 +7,7 @@ import pytest
 from protocol import record_codec
 from protocol.errors import ProtocolError
 from protocol.messages import (
+    ConsumerGroupMemberMetadataValue,
     GroupMetadataValue,
     GroupMetadataValueMember,
     Message,
@@ -56,3 +57,17 @@ def test_changed_bytes_give_a_record_or_an_error(message: Message, version: int)
 def test_a_version_without_a_table_is_none() -> None:
     assert record_codec.decode(OffsetCommitValue, b"\x00\x05" + bytes(40)) is None
     assert record_codec.decode(OffsetCommitKey, b"\xff\xff" + bytes(40)) is None
+
+
+# A member of the consumer protocol, by Kafka 4.3. The last four bytes are a tagged field: null.
+KAFKAS_MEMBER = bytes.fromhex("0000 00 00 04726177 022f 020274 01 00000001 0672616e6765 01000100")
+
+
+def test_a_member_without_classic_metadata_is_as_kafka_writes_it() -> None:
+    """Without the tagged field, Kafka reads empty metadata: a classic member whose timeout is 0."""
+    member = record_codec.decode(ConsumerGroupMemberMetadataValue, KAFKAS_MEMBER)
+    assert member is not None
+    assert (member.server_assignor, member.classic_member_metadata) == ("range", None)
+    assert record_codec.encode(member, 0) == KAFKAS_MEMBER
+    without_tag = KAFKAS_MEMBER[:-4] + b"\0"
+    assert record_codec.decode(ConsumerGroupMemberMetadataValue, without_tag) == member
