@@ -552,7 +552,7 @@ class _EncoderSource(_Source):
         self.flush()
         with self.block(f"if {source} is None:"):
             null = b"\xff" if field.tag is None else b"\x00"
-            self.add(f"{self.write}({null})")
+            self.add(f"{self.write}({null!r})")
         with self.block("else:"):
             self.add(f"{self.write}(b'\\x01')")
             self.struct(self.child(field), source)
