@@ -24,7 +24,7 @@ from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.
 REFRESH_MS: Final = 10_000
-SEARCHES_AT_ONCE: Final = 2  # one for clients with the same permissions
+SEARCHES_AT_ONCE: Final = 2  # one of a client
 # Limits of the cache: expressions, and the names that they match. The least recently used go first.
 EXPRESSIONS_MAX: Final = 10_000
 NAMES_MAX: Final = 1_000_000  # 64 bytes each in sets; one expression may match more
@@ -35,6 +35,7 @@ class TopicViewer:
     """The client that resolves an expression: it sees only topics that it may describe."""
 
     identity: Hashable  # of clients with the same permissions
+    client: Hashable  # among which searches share slots: one user may have many addresses
     may_describe: Callable[[str], bool]
     has_left: Callable[[], bool] = lambda: False
 
@@ -47,7 +48,7 @@ class _Search:
     waiting: int = 0
 
 
-EVERYTHING: Final = TopicViewer(None, lambda _topic: True)
+EVERYTHING: Final = TopicViewer(None, None, lambda _topic: True)
 
 
 class TopicRegexes:
@@ -125,7 +126,7 @@ class TopicRegexes:
         return resolved
 
     async def _match(self, pattern: ClientPattern, viewer: TopicViewer) -> frozenset[str]:
-        async with self._slots.slot(viewer.identity):
+        async with self._slots.slot(viewer.client):
             matching, turns = [], Turns()
             for name in tuple(self._topics.names()):
                 await turns.take()

@@ -284,9 +284,10 @@ class RequestContext:
     def viewer(self) -> TopicViewer:
         """Return which topics the client may describe, for regular expressions of groups."""
         if not self.services.authorizer.is_enabled:
-            return replace(EVERYTHING, has_left=self.has_left)
+            return replace(EVERYTHING, client=self.client, has_left=self.has_left)
         return TopicViewer(
             (self.principal, self.client_host),
+            self.client,
             lambda topic: self.may_topic(Operation.DESCRIBE, topic, is_filter=True),
             self.has_left,
         )

@@ -450,7 +450,7 @@ async def test_a_group_that_changes_its_protocol_still_counts_for_the_metadata_b
     await classic.leave()
 
 
-OWN = TopicViewer("eve", lambda topic: topic == "orders")
+OWN = TopicViewer("eve", "eve", lambda topic: topic == "orders")
 
 
 async def test_a_classic_member_subscribes_only_to_topics_that_it_may_describe() -> None:

@@ -90,7 +90,7 @@ async def test_a_search_ends_when_no_client_waits_for_it() -> None:
     regexes = TopicRegexes(topics, lambda: 0)
     waiting = [asyncio.create_task(regexes.resolve("t.*")) for _ in range(2)]
     seen: list[str] = []
-    viewer = TopicViewer("eve", lambda name: bool(seen.append(name)) or True)
+    viewer = TopicViewer("eve", "eve", lambda name: bool(seen.append(name)) or True)
     abandoned = asyncio.create_task(regexes.resolve("t.*", viewer))
     for task in (abandoned, waiting[0]):
         await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_queued_searches_of_clients_that_have_left_end(
     topics = CountedTopics({f"t{index}": 1 for index in range(1_000)})
     regexes = TopicRegexes(topics, lambda: 0)
     left = False
-    leaving = TopicViewer("eve", lambda _topic: True, lambda: left)
+    leaving = TopicViewer("eve", "eve", lambda _topic: True, lambda: left)
     tasks = [asyncio.create_task(regexes.resolve(f"t.*|{n}", leaving)) for n in range(20)]
     staying = asyncio.create_task(regexes.resolve("t.*|19", replace(leaving, has_left=bool)))
     await asyncio.sleep(0)
@@ -172,15 +172,17 @@ async def test_a_member_leaves_although_its_client_does_not_wait_for_the_answer(
 
 
 @pytest.mark.usefixtures("turn_for_each_name")
-async def test_searches_for_clients_with_the_same_permissions_run_one_after_the_other() -> None:
+@pytest.mark.parametrize("addresses", [1, 20])
+async def test_searches_of_one_client_run_one_after_the_other(addresses: int) -> None:
     regexes = TopicRegexes(FakeTopics({f"t{index}": 1 for index in range(10)}), lambda: 0)
     seen: list[str] = []
 
-    def viewer(user: str) -> TopicViewer:
-        return TopicViewer(user, lambda _: bool(seen.append(user)) or True)
+    def viewer(user: str, address: int = 0) -> TopicViewer:
+        return TopicViewer((user, address), user, lambda _: bool(seen.append(user)) or True)
 
     searches = [
-        asyncio.create_task(regexes.resolve(f"t.*|{number}", viewer("eve"))) for number in range(20)
+        asyncio.create_task(regexes.resolve(f"t.*|{number}", viewer("eve", number % addresses)))
+        for number in range(20)
     ]
     await asyncio.sleep(0)
     await regexes.resolve("t.*", viewer("ann"))
@@ -193,7 +195,7 @@ async def test_members_of_many_addresses_search_the_topics_of_their_expression_o
     world = World(topics=topics)
     clients = [Client(world, name, topics=frozenset(), regex="ord.*") for name in "abc"]
     for number, client in enumerate(clients):
-        client.viewer = TopicViewer(number, lambda _topic: True)
+        client.viewer = TopicViewer(number, None, lambda _topic: True)
     await converge(*clients)
     for rounds in range(1, 4):
         assert topics.matched == rounds
@@ -308,7 +310,7 @@ async def test_a_heartbeat_that_waits_keeps_the_topics_that_another_member_bring
 async def test_a_group_takes_the_topics_of_an_expression_that_no_member_has_any_more() -> None:
     """Although a member that has left brought them from a later search."""
     world = World(topics=FakeTopics({"orders": 3}))
-    hosts = [TopicViewer(host, lambda _topic: True) for host in "ab"]
+    hosts = [TopicViewer(host, host, lambda _topic: True) for host in "ab"]
     for host in (*hosts, hosts[0]):
         client = Client(world, "a", topics=frozenset(), regex="ord.*", viewer=host)
         await converge(client)
