@@ -61,6 +61,7 @@ from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import check_renewal, load_server_tls
 from broker.topics.checkpoint_writer import CheckpointWriter
 from broker.topics.clock_watch import ClockWatch
+from broker.topics.cold_reads import ColdReads
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
 from broker.topics.log_maintenance import LogMaintenance, Periods
@@ -376,6 +377,7 @@ class Broker:
             unpack_threads=self.unpack_threads,
             directory_threads=self.directory_threads,
             index_loads=IndexLoads(self.directory_threads),
+            cold_reads=ColdReads(self.directory_threads),
             record_reader=self.record_reader,
             keyless=self.keyless,
             moves=self.moves,

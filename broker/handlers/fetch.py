@@ -15,8 +15,7 @@ decoded in slices; so is the response if it names more aborted transactions than
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -24,7 +23,6 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from broker.counters import BrokerStats, TopicStats
@@ -40,6 +38,7 @@ from broker.network.fetch_sessions import (
 )
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation
+from broker.topics.cold_reads import is_cached
 from broker.topics.data_wait import DataWait
 from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
@@ -129,8 +128,8 @@ def fetch(
             throttled = _throttle(context, header, request, session, collected)
             if throttled is not None:
                 return throttled
-        if not _all_cached(collected.slices):
-            return _answer_later(services, header, request, session, collected)
+        if not all(map(is_cached, collected.slices)):
+            return _answer_later(context, header, request, session, collected)
         return _answer(services, header, request, session, collected)
     return _wait(context, header, request, session, targets)
 
@@ -513,13 +512,14 @@ def _is_reported(session: FetchSession | None, key: PartitionKey, fetched: Fetch
 
 
 async def _answer_later(
-    services: Services,
+    context: RequestContext,
     header: RequestHeader,
     request: FetchRequest,
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    await _warm_in_turns(services, collected.slices)
+    services = context.services
+    await services.cold_reads.warm(context.client, collected.slices)
     return await _answer_in_turns(services, header, request, session, collected)
 
 
@@ -546,7 +546,7 @@ async def _wait(
             throttled = _throttle(context, header, request, session, collected)
             if throttled is not None:
                 return throttled
-        await _warm_in_turns(services, collected.slices)
+        await services.cold_reads.warm(context.client, collected.slices)
         async with _slot_for(context, targets):  # a thousand fetches may end their wait at once
             return await _answer_in_turns(services, header, request, session, collected)
     finally:
@@ -638,32 +638,3 @@ def _slot_for(
 ) -> AbstractAsyncContextManager[None, bool | None]:
     """Return the block for the steps of a fetch: few partitions need no slot."""
     return _slot(context) if len(targets) > PARTITIONS_AT_ONCE else nullcontext()
-
-
-def _all_cached(slices: Iterable[FetchSlice]) -> bool:
-    return all(map(_is_cached, slices))
-
-
-def _is_cached(fetch_slice: FetchSlice) -> bool:
-    return fetch_slice.file is None or fetch_slice.file.is_cached(
-        fetch_slice.position, fetch_slice.length
-    )
-
-
-async def _warm_in_turns(services: Services, slices: Iterable[FetchSlice]) -> None:
-    """Read the ranges that are not cached."""
-    turns, threads = Turns(), services.directory_threads
-    cold: defaultdict[str, list[FetchSlice]] = defaultdict(list)  # by data directory
-    for fetch_slice in slices:
-        await turns.take()
-        if fetch_slice.file is not None and not _is_cached(fetch_slice):
-            cold[threads.directory_of(fetch_slice.file.path)].append(fetch_slice)
-    if cold:
-        await asyncio.gather(*(threads.run(path, partial(_warm, cold[path])) for path in cold))
-
-
-def _warm(slices: Iterable[FetchSlice]) -> None:
-    """Read the ranges into the page cache; runs in a thread."""
-    for fetch_slice in slices:
-        assert fetch_slice.file is not None
-        fetch_slice.file.warm(fetch_slice.position, fetch_slice.length)

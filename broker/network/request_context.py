@@ -26,6 +26,7 @@ from broker.security.authorizer import Authorizer
 from broker.security.principal import ANONYMOUS, Principal, client_of
 from broker.security.sasl import Authentication
 from broker.topics.checkpoint_writer import CheckpointWriter
+from broker.topics.cold_reads import ColdReads
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
 from broker.topics.metadata_service import MetadataService
@@ -71,6 +72,7 @@ class Services:
     unpack_threads: UnpackThreads
     directory_threads: DirectoryThreads
     index_loads: IndexLoads
+    cold_reads: ColdReads
     record_reader: RecordReader
     keyless: KeylessSampler
     # Fetches of many partitions that read them at the same time, one of a client. Each takes a turn
