@@ -15,16 +15,14 @@ Rules
 import asyncio
 import hashlib
 import hmac
-import itertools
-import re
 import secrets
-from bisect import bisect
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import Turns
+from broker.security.entry_formats import EntryFormats
 from broker.security.principal import Principal
 from broker.security.scram import (
     HASHES,
@@ -48,29 +46,7 @@ PASSWORD_LENGTH_MAX: Final = 4096  # longer ones are never right; also the limit
 
 # Salts of Kafka's Java code: a number of 130 random bits in base 36 (UserScramCredentialUpsertion).
 JAVA_SALT_BITS: Final = 130
-_JAVA_SALT: Final = re.compile(rb"[0-9a-z]{20,26}")
 _DIGITS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
-
-
-class _EntryFormat(NamedTuple):
-    """The properties of an entry that a client can see, without the bits of the salt."""
-
-    iterations: int
-    salt_bytes: int | None  # None: a number in base 36
-
-    @classmethod
-    def of(cls, entry: ScramEntry) -> "_EntryFormat":
-        """Return the format of an entry."""
-        is_number = _JAVA_SALT.fullmatch(entry.salt) is not None
-        return cls(entry.iterations, None if is_number else len(entry.salt))
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Return the place among all formats."""
-        return self.iterations, -1 if self.salt_bytes is None else self.salt_bytes
-
-
-_USUAL_FORMAT: Final = _EntryFormat(ITERATIONS, SALT_BYTES)
 
 
 def read_passwords(settings: SaslSettings) -> Mapping[str, str]:
@@ -97,9 +73,8 @@ class Credentials:
         # again without salting.
         self._accepted: dict[str, tuple[ScramEntry, bytes]] = {}
         self._digest_key = secrets.token_bytes(32)
+        self._formats = EntryFormats()
         self._counted: tuple[ScramUsers, ScramUsers] = {}, {}  # the users in `_formats`
-        # By mechanism: the formats, with the cumulative numbers of their users.
-        self._formats: dict[str, tuple[list[_EntryFormat], list[int]]] = {}
 
     @property
     def file_users(self) -> frozenset[str]:
@@ -116,6 +91,7 @@ class Credentials:
             }
             for user, password in passwords.items()
         }
+        await self.count_formats()
 
     def close(self) -> None:
         """Drop checks that wait, and end the thread. Later checks raise ConnectionAbortedError."""
@@ -171,36 +147,31 @@ class Credentials:
 
     def _unknown_user(self, user: str) -> tuple[str, ScramEntry]:
         """Return a mechanism and an entry that cost as much time as those of most users."""
-        formats = self._present_formats()
-        mechanism = max(formats, key=lambda name: formats[name][1][-1], default=PLAIN_HASH)
+        mechanism = self._present_formats().most_used() or PLAIN_HASH
         return mechanism, self._unmatched_entry(mechanism, user)
 
     def _unmatched_entry(self, mechanism: str, user: str) -> ScramEntry:
-        entry_format = self._format_for(mechanism, user)
+        bits = int.from_bytes(self._fixed_bytes(f"form {mechanism} {user}", 8))
+        entry_format = self._present_formats().draw(mechanism, bits)
         salt = self._fixed_bytes(f"salt {mechanism} {user}", entry_format.salt_bytes or SALT_BYTES)
         if entry_format.salt_bytes is None:
             salt = _java_salt(salt)
         size = hashlib.new(HASHES[mechanism]).digest_size
         return ScramEntry(salt, bytes(size), bytes(size), entry_format.iterations)
 
-    def _format_for(self, mechanism: str, user: str) -> _EntryFormat:
-        """Return the format of the entry of an unknown user; a frequent one is more likely."""
-        formats, counts = self._present_formats().get(mechanism, ([_USUAL_FORMAT], [1]))
-        chosen = int.from_bytes(self._fixed_bytes(f"form {mechanism} {user}", 8)) * counts[-1] >> 64
-        return formats[bisect(counts, chosen)]
+    async def count_formats(self) -> None:
+        """Count the users after a change of them, in turns."""
+        turns = Turns()
+        for _ in self._formats.count("stored", self._metadata().scram_users):
+            await turns.take()
+        self._counted = {}, {}  # newer users may have been counted between two turns
 
-    def _present_formats(self) -> Mapping[str, tuple[list[_EntryFormat], list[int]]]:
+    def _present_formats(self) -> EntryFormats:
         of_file, stored = self._file_users, self._metadata().scram_users
         if self._counted[0] is not of_file or self._counted[1] is not stored:
-            counters: dict[str, Counter[_EntryFormat]] = {}
-            for entries in itertools.chain(of_file.values(), stored.values()):
-                for mechanism, entry in entries.items():
-                    counters.setdefault(mechanism, Counter())[_EntryFormat.of(entry)] += 1
-            self._formats = {}
-            for mechanism, counter in counters.items():
-                formats = sorted(counter, key=lambda each: each.order)
-                counts = list(itertools.accumulate(counter[each] for each in formats))
-                self._formats[mechanism] = formats, counts
+            for source, users in (("file", of_file), ("stored", stored)):
+                for _ in self._formats.count(source, users):
+                    pass
             self._counted = of_file, stored
         return self._formats
 

@@ -154,6 +154,7 @@ async def _alter(
         else:
             changed = [name async for name, error in turns.over(results.items()) if error is None]
             logger.info("users changed", users=changed[:10], count=len(changed))
+            await context.services.authentication.credentials.count_formats()
     return await _respond(results, turns)
 
 

@@ -22,10 +22,12 @@ from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.sasl_client import SaslClient
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 LISTENERS = ["127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"]
 SASL = {"mechanisms": ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], "failure_delay_ms": 0}
+LINES_BY_USER_MAX = 3  # to see which users have changed; to count an entry takes eight
 CODES = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 
 
@@ -298,6 +300,47 @@ def test_salts_of_unknown_users_have_the_forms_of_those_of_known_ones() -> None:
     assert again.find_entry("SCRAM-SHA-256", "u1")[0] == entries[1]
     for each in (credentials, again):
         each.close()
+
+
+async def test_a_login_as_an_unknown_user_does_not_count_all_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither after the start nor after a change of users."""
+    entry, meter = make_entry("SCRAM-SHA-256", b"p", bytes(32), ITERATIONS), LoopMeter()
+    users = {f"u{number}": {"SCRAM-SHA-256": entry} for number in range(USERS_MAX)}
+    stored = replace(metadata(), scram_users=users)
+    credentials = Credentials(lambda: stored)
+    await credentials.load({}, ("SCRAM-SHA-256",))
+    with meter.measuring(monkeypatch):
+        assert len(credentials.find_entry("SCRAM-SHA-256", "nobody")[0].salt) == 32
+    assert meter.lines < LINES_BY_USER_MAX * USERS_MAX
+    new = make_entry("SCRAM-SHA-256", b"p", bytes(64), ITERATIONS)
+    stored = replace(stored, scram_users={**users, "u0": {"SCRAM-SHA-256": new}})
+    with meter.measuring(monkeypatch):
+        credentials.find_entry("SCRAM-SHA-256", "nobody")
+    assert meter.lines < LINES_BY_USER_MAX * USERS_MAX
+    credentials.close()
+
+
+async def test_formats_are_those_of_the_present_users_after_each_change() -> None:
+    stored = metadata()
+    credentials = Credentials(lambda: stored)
+    await credentials.load({}, ("SCRAM-SHA-256",))
+    for salts in ([30, 40], [40], [40, 50, 60], [], [20]):
+        users = {
+            f"u{size}": {"SCRAM-SHA-256": make_entry("SCRAM-SHA-256", b"p", bytes(size), 5_000)}
+            for size in salts
+        }
+        stored = replace(stored, scram_users=users)
+        if len(salts) > 2:
+            await credentials.count_formats()
+        drawn = {
+            (len(entry.salt), entry.iterations)
+            for number in range(60)
+            for entry, _ in (credentials.find_entry("SCRAM-SHA-256", f"n{number}"),)
+        }
+        assert drawn == ({(size, 5_000) for size in salts} or {(20, ITERATIONS)})
+    credentials.close()
 
 
 def test_no_text_shows_a_secret() -> None:
