@@ -4,8 +4,9 @@ The handlers translate between messages and the coordinator, which makes all dec
 async if they wait or may have many rows.
 """
 
-import sys
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.classic.model import (
@@ -37,6 +38,8 @@ from protocol.messages import (
 )
 
 LEAVERS_PER_TURN = 32  # some milliseconds in a group of thousands
+# Of protocols, in all groups: up to 8 MB.
+SHARED_NAMES_MAX: Final = 256
 
 
 async def join_group(
@@ -57,8 +60,7 @@ async def join_group(
         session_timeout_ms=body.session_timeout_ms,
         rebalance_timeout_ms=max(rebalance_timeout_ms, 0),
         protocol_type=body.protocol_type,
-        # All members of a group name the same few protocols: to compare them costs less then.
-        protocols=tuple((sys.intern(p.name), p.metadata) for p in body.protocols),
+        protocols=tuple((shared_name(p.name), p.metadata) for p in body.protocols),
         id_required=version >= 4,  # KIP-394
         may_skip_assignment=version >= 9,  # KIP-814
     )
@@ -66,6 +68,16 @@ async def join_group(
         body.group_id, request, context.creator, context.viewer
     )
     return await _join_response(answer, version)
+
+
+@lru_cache(SHARED_NAMES_MAX)
+def shared_name(name: str) -> str:
+    """Return the same object for equal names of protocols.
+
+    All members of a group name the same few, so to compare them costs less. Python 3.12 never frees
+    what sys.intern returns, and clients choose the names.
+    """
+    return name
 
 
 async def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:

@@ -725,3 +725,14 @@ async def test_a_stable_fetch_never_returns_the_offset_before_a_transaction(
         assert result in ((ErrorCode.UNSTABLE_OFFSET_COMMIT, -1), (ErrorCode.NONE, 99)), ends_at
         ended_in_between += result[1] == 99
     assert ended_in_between
+
+
+def test_few_names_of_protocols_are_kept_for_members_to_share() -> None:
+    number = classic_protocol.SHARED_NAMES_MAX
+    names = ["".join(("range", str(each))) for each in range(2 * number)]
+    for name in names:
+        assert classic_protocol.shared_name("".join(name)) == name
+    last = "".join(("range", str(2 * number - 1)))
+    assert last is not names[-1]
+    assert classic_protocol.shared_name(last) is classic_protocol.shared_name(names[-1])
+    assert classic_protocol.shared_name.cache_info().currsize == number
