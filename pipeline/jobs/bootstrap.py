@@ -7,7 +7,8 @@ Rules
   spread evenly.
 - A failed task is not repeated, because it would write records twice. The error states how much was
   written; `--resume` writes the rest (pipeline/jobs/bootstrap_resume.py).
-- At the end, the log must have grown by exactly the records written.
+- At the end, the log must have grown by exactly the records written, and these must be as many as
+  the rows that were checked: the files of a table may change in between.
 """
 
 import time
@@ -133,11 +134,11 @@ def bootstrap_topic(
             rest = remaining(
                 spark, rows, target.cluster, target.topic, since=target.since, end=before.end
             )
-            rows, result.superseded = rest.rows, rest.superseded
+            rows, result.skipped, result.superseded = rest.rows, rest.skipped, rest.superseded
         written = _write(rows, mapping, target, partitions, before, dry_run=dry_run)
     result.partitions = {n: PartitionWritten(records) for n, records in sorted(written.items())}
     result.written = sum(written.values())
-    result.skipped = counts.rows - result.written
+    _check_unchanged(result)
     if not dry_run:
         _check_grown(result, before, _bounds(target))
     result.seconds = time.monotonic() - started
@@ -326,6 +327,20 @@ class _Writer:
                 headers=pairs,
                 timestamp_ms=timestamp_ms,
             )
+
+
+def _check_unchanged(result: BootstrapResult) -> None:
+    """Check that the rows were those that were checked before. Raises JobError (UNVERIFIED)."""
+    taken = result.written + result.skipped
+    if taken == result.counts.rows:
+        return
+    written = "" if result.dry_run else " The records that were written stay in the topic."
+    raise JobError(
+        f"the table changed during the job: it had {counted(result.counts.rows, 'row')} when they"
+        f" were checked, and {taken:,} when they were read again, which were not checked.{written}"
+        " Load a table that does not change, such as a copy, into a new topic",
+        exit_codes.UNVERIFIED,
+    )
 
 
 def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBounds) -> None:

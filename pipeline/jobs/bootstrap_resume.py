@@ -30,10 +30,11 @@ _COLUMNS: Final = ("partition", "key", "value")
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The rows to write, and `superseded`: keys skipped because the topic has other values."""
+    """The rows to write, and the number of those to skip because the topic has their keys."""
 
     rows: "DataFrame"
-    superseded: int
+    skipped: int
+    superseded: int  # of these, keys whose values in the topic are others
 
 
 def since_option(began: Offsets) -> str:
@@ -71,8 +72,10 @@ def remaining(
     digests = rows.select("key", f.sha2("value", 256).alias(_DIGEST))
     same = f.col(_DIGEST).eqNullSafe(f.col("topic_digest"))
     written = digests.join(in_topic, "key").groupBy("key").agg(f.max(same).alias("same"))
+    counts = written.agg(f.count(f.lit(1)), f.count(f.when(~f.col("same"), 1)))
+    (skipped, superseded), *_ = counts.collect()
     rest = rows.join(in_topic.select("key").distinct(), "key", "left_anti")
-    return Remaining(rest.select(*rows.columns), written.where("NOT same").count())
+    return Remaining(rest.select(*rows.columns), skipped, superseded)
 
 
 def _check_there(

@@ -29,6 +29,7 @@ from pipeline.jobs.bootstrap import WriteTarget, bootstrap_topic
 from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowMapping, shaped
 from pipeline.records.partitioner import partition_of
+from pipeline.tables.table_reading import read_table
 from tests.pipeline.planted import make_topic, write
 from tests.support.draws import cases, only_in_ci, seed_of_test
 from tests.support.varve import VarveBroker
@@ -249,6 +250,26 @@ def test_a_failure_says_what_was_written(
     mended = table.withColumn("t", table.t % START_MS + START_MS)
     run(mended, broker, topic, mapping, resume=True)
     assert {row.key for row in records(spark, broker, topic)} == {b"early", b"late"}
+
+
+@pytest.mark.parametrize("resume", cases(few=[False], many=[False, True]))
+def test_rows_that_came_after_the_check_of_the_table_are_an_error(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, *, resume: bool,
+) -> None:  # fmt: skip
+    make_topic(broker, topic, 1)
+    write(broker, topic, [(0, b"a", b"1", START_MS, None)] if resume else [])
+    path = tmp_path / "t.csv"
+    path.write_text("k,v\na,1\nb,2\n")
+    table = read_table(spark, str(path), "csv")
+
+    def append(*_: object) -> None:  # an export that is not complete
+        path.write_text(path.read_text() + "b,3\n")
+
+    monkeypatch.setattr(bootstrap, "_check_size", append)
+    with pytest.raises(JobError, match=r"it had 2 rows when .* and 3 when") as caught:
+        run(table, broker, topic, RowMapping(keys=("k",)), resume=resume)
+    assert caught.value.code == exit_codes.UNVERIFIED
 
 
 def test_a_load_during_which_partitions_were_added_is_an_error(
