@@ -48,7 +48,7 @@ from pipeline.errors import JobError
 from pipeline.progress import progress_bars
 from pipeline.records.key_text import key_json, key_text
 from pipeline.tables.state import fetch_cleaned_end_offset
-from pipeline.tables.table_reading import FORMATS, read_reach, read_table
+from pipeline.tables.table_reading import FORMATS, find_version, read_reach, read_table
 from pipeline.verification.batches import BatchFault, BatchWalk, walk_all
 from pipeline.verification.rules import (
     COLUMNS,
@@ -319,7 +319,9 @@ class Verifier:
         """Check that a table has the latest record of each key, by its columns."""
         from pyspark.sql import functions as f
 
-        served = read_table(self.spark, path, table_format)
+        # Before the bounds: a job may merge later records into the table at any time.
+        version = find_version(path, table_format)
+        served = read_table(self.spark, path, table_format, version)
         for name in ("key", "partition", "offset"):
             if name not in served.columns:
                 raise JobError(f"{path} has no column {name}", exit_codes.USAGE)
@@ -341,7 +343,7 @@ class Verifier:
             served = served.where(served["partition"].isin(list(self.partitions)))
         bounds = self._bounds(self.topic)
         if as_of is None:
-            as_of = read_reach(path, table_format, self.topic, list(bounds.end))
+            as_of = read_reach(path, table_format, self.topic, list(bounds.end), version)
             if not as_of:
                 as_of = dict.fromkeys(bounds.end, 0) | _reach(served)
                 notes.append(

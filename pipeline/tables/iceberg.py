@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from config.extras import install_command
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.target import Target, created_meanwhile
@@ -34,6 +35,26 @@ def open_catalog(path: Path) -> Any:
     from pyiceberg.catalog.sql import SqlCatalog
 
     return SqlCatalog("varve", uri=f"sqlite:///{path / CATALOG}", warehouse=path.as_uri())
+
+
+def committed_metadata(path: Path) -> str:
+    """Return the path of the metadata that the catalog of a table names. Raises JobError."""
+    try:
+        from pyiceberg.exceptions import NoSuchTableError
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError as error:
+        raise JobError(f"missing packages: run {install_command('iceberg')}") from error
+    try:
+        with closing(open_catalog(path)) as catalog:
+            location = str(catalog.load_table((NAMESPACE, TABLE)).metadata_location)
+    except NoSuchTableError as error:
+        raise JobError(
+            f"{path} has no Iceberg table yet: the job that wrote it was interrupted. Run it again"
+            " with --overwrite"
+        ) from error
+    except (SQLAlchemyError, ValueError, EOFError, OSError) as error:
+        raise JobError(f"{path} is not an Iceberg table: {first_line(error)}") from error
+    return location
 
 
 def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None:

@@ -1,7 +1,13 @@
 """Read Parquet, Delta, Iceberg, CSV and JSON lines tables as DataFrames.
 
-Spark reads the files. deltalake and pyiceberg list the files of a table. Tables with features that
-plain files do not show (delete files, renamed columns) are refused.
+Rules
+- Spark reads the files. deltalake and pyiceberg list the files of a table. Tables with features
+  that plain files do not show (delete files, renamed columns) are refused.
+- The catalog beside an Iceberg table says which of its metadata is committed: a job that is killed,
+  or refused, leaves metadata that no reader may see. Only a table without it is read as of its
+  newest metadata.
+- `find_version` names a version, so that rows and offsets can be read from the same one while a job
+  replaces the table.
 """
 
 import json
@@ -15,18 +21,36 @@ from config.extras import install_command
 from pipeline.engines.spark_session import first_line, spark_reason
 from pipeline.errors import JobError
 from pipeline.tables.delta import delta_reason
+from pipeline.tables.iceberg import CATALOG, committed_metadata
 from pipeline.tables.target import NOTES
 from pipeline.tables.text_reading import read_csv, read_json_lines
 from pipeline.tables.upsert import read_versions
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyiceberg.table import StaticTable
     from pyspark.sql import DataFrame, SparkSession
 
 FORMATS: Final = ("parquet", "delta", "iceberg", "csv", "json")
 
 
-def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFrame":
-    """Read the table at `path`. Raises JobError."""
+Version = int | str  # of a Delta table; the path of an Iceberg table's metadata
+
+
+def find_version(path: str, table_format: str) -> Version | None:
+    """Return the present version of a table; None if its format has none. Raises JobError."""
+    if table_format == "delta":
+        return int(_delta_table(path, None).version())
+    return _metadata_path(path) if table_format == "iceberg" else None
+
+
+def read_table(
+    spark: "SparkSession", path: str, table_format: str, version: Version | None = None
+) -> "DataFrame":
+    """Read the table at `path`, in a version from `find_version` or the present one.
+
+    Raises JobError.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -35,9 +59,9 @@ def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFram
     try:
         match table_format:
             case "delta":
-                return _delta(spark, path)
+                return _delta(spark, path, version)
             case "iceberg":
-                return _iceberg(spark, path)
+                return _iceberg(spark, path, version)
             case "csv":
                 return read_csv(spark, path)
             case "json":
@@ -49,18 +73,20 @@ def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFram
 
 
 def read_reach(
-    path: str, table_format: str, topic: str, partitions: Sequence[int]
+    path: str,
+    table_format: str,
+    topic: str,
+    partitions: Sequence[int],
+    version: Version | None = None,
 ) -> dict[int, int]:
-    """Return the end offset of each partition in a table, from the table's own metadata.
+    """Return the end offset of each partition in a table, from the metadata of that version.
 
     The result is empty if the metadata names another topic or none. Raises JobError.
     """
     if table_format == "delta":
-        from deltalake import DeltaTable
-
-        return read_versions(DeltaTable(path), topic, partitions)
+        return read_versions(_delta_table(path, version), topic, partitions)
     try:
-        notes = json.loads(_notes(path, table_format))
+        notes = json.loads(_notes(path, table_format, version))
         if notes.get("topic") != topic:
             return {}
         return {int(number): int(end) for number, end in notes.get("end_offsets", {}).items()}
@@ -71,15 +97,13 @@ def read_reach(
         ) from error
 
 
-def _notes(path: str, table_format: str) -> str:
+def _notes(path: str, table_format: str, version: Version | None) -> str:
     """Return what the job that wrote a table stored with it, as JSON."""
     if table_format == "parquet" and (Path(path) / NOTES).is_file():
         return (Path(path) / NOTES).read_text()
     if table_format != "iceberg":
         return "{}"
-    from pyiceberg.table import StaticTable
-
-    snapshot = StaticTable.from_metadata(_newest_metadata(path)).current_snapshot()
+    snapshot = _static_table(path, version).current_snapshot()
     summary = snapshot.summary if snapshot is not None else None
     return (summary and summary.get("varve")) or "{}"
 
@@ -89,14 +113,23 @@ def _parquet(spark: "SparkSession", *paths: str) -> "DataFrame":
     return spark.read.parquet(*paths, mergeSchema=True)
 
 
-def _delta(spark: "SparkSession", path: str) -> "DataFrame":
+def _delta_table(path: str, version: Version | None) -> "DeltaTable":
     try:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
     except ImportError as error:
         raise JobError("missing packages: pip install deltalake") from error
     try:
-        table = DeltaTable(path)
+        return DeltaTable(path, None if version is None else int(version))
+    except DeltaError as error:
+        raise JobError(f"{path} is not a Delta table: {delta_reason(error)}") from error
+
+
+def _delta(spark: "SparkSession", path: str, version: Version | None) -> "DataFrame":
+    table = _delta_table(path, version)
+    from deltalake.exceptions import DeltaError
+
+    try:
         files = table.file_uris()
         protocol = table.protocol()
         settings = table.metadata().configuration
@@ -115,15 +148,20 @@ def _delta(spark: "SparkSession", path: str) -> "DataFrame":
     return reader.parquet(*map(_plain, files))
 
 
-def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
+def _static_table(path: str, version: Version | None) -> "StaticTable":
+    from pyiceberg.table import StaticTable
+
+    return StaticTable.from_metadata(_metadata_path(path) if version is None else str(version))
+
+
+def _iceberg(spark: "SparkSession", path: str, version: Version | None) -> "DataFrame":
     try:
         from pyiceberg.exceptions import ValidationError
         from pyiceberg.io.pyarrow import schema_to_pyarrow
-        from pyiceberg.table import StaticTable
     except ImportError as error:
         raise JobError(f"missing packages: run {install_command('iceberg')}") from error
     try:
-        table = StaticTable.from_metadata(_newest_metadata(path))
+        table = _static_table(path, version)
         tasks = list(table.scan().plan_files())
     except (ValidationError, ValueError, EOFError, OSError) as error:
         raise JobError(f"{path} is not an Iceberg table: {first_line(error)}") from error
@@ -144,9 +182,12 @@ def _only(table: Any, rows: "DataFrame") -> "DataFrame":
     return rows.select(*names)
 
 
-def _newest_metadata(path: str) -> str:
+def _metadata_path(path: str) -> str:
+    """Return the path of the committed metadata of an Iceberg table. Raises JobError."""
     if path.endswith(".metadata.json"):
         return path
+    if (Path(path) / CATALOG).is_file():
+        return committed_metadata(Path(path))
     paths = list(Path(path).glob("metadata/*.metadata.json"))
     if not paths:
         raise JobError(f"{path} is not an Iceberg table: it has no metadata")

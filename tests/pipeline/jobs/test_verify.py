@@ -577,6 +577,32 @@ def test_a_table_says_itself_how_far_it_goes(
     assert other.kinds == {"older_record_served": 1, "same": 29}
 
 
+def test_the_rows_and_the_offsets_of_a_table_that_a_job_replaces_are_those_of_one_version(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    make_topic(broker, topic, 1)
+    write(broker, topic, [(0, b"k%d" % n, b"v", START_MS, None) for n in range(4)])
+    check, path = verifier(spark, broker, topic), str(tmp_path / "table")
+    fetch = Verifier._bounds
+
+    def publish_state(first: int, end: int) -> None:
+        place = target(path, "delta", overwrite=True)
+        rows = check._read(topic, {0: first}, {0: end}).drop("headers")
+        publish(rows, place, {}, versions={version_id(topic, 0): end})
+
+    def replaced_first(*arguments: Any) -> Any:
+        monkeypatch.setattr(Verifier, "_bounds", fetch)
+        write(broker, topic, [(0, b"k0", b"new", START_MS, None)])
+        publish_state(1, 5)
+        return fetch(*arguments)
+
+    publish_state(0, 4)
+    monkeypatch.setattr(Verifier, "_bounds", replaced_first)
+    assert check.table(path, "delta", None, keyless=False).kinds == {"same": 4}
+    assert check.table(path, "delta", None, keyless=False).kinds == {"same": 4}
+
+
 def test_a_record_that_a_clean_removed_since_a_table_was_written_cannot_be_held_against_it(
     spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
 ) -> None:

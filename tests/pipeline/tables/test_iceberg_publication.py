@@ -1,4 +1,5 @@
-"""Publishing an Iceberg table: what an interrupted or refused commit leaves behind."""
+"""Publishing an Iceberg table: what an interrupted or refused commit leaves behind, and who sees
+it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ import pytest
 
 from pipeline.errors import JobError
 from pipeline.tables.iceberg import NAMESPACE, TABLE, open_catalog, publish_iceberg
+from pipeline.tables.table_reading import find_version, read_reach
 from pipeline.tables.target import target
 
 
-def publish(path: Path, values: list[Any]) -> None:
+def publish(path: Path, values: list[Any], *, end: int = 0) -> None:
+    notes = {"topic": "t", "end_offsets": {"0": end}}
     data = path.parent / "data"
     data.mkdir(exist_ok=True)
     pq.write_table(pa.table({"value": values}), data / "part-0.parquet")
-    publish_iceberg(data, target(str(path), "iceberg", overwrite=True), {})
+    publish_iceberg(data, target(str(path), "iceberg", overwrite=True), notes)
 
 
 def read(path: Path) -> list[Any]:
@@ -107,3 +110,43 @@ def test_of_two_jobs_that_replace_a_table_at_once_one_is_refused(
         publish(path, [b"c"])
     assert read(path) == [b"b"]
     assert len(list(path.glob("data-*"))) == 2  # those of the two commits
+
+
+def test_metadata_that_a_killed_job_did_not_commit_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    path = tmp_path / "t"
+    publish(path, [b"a"], end=1)
+    write_metadata = SqlCatalog._write_metadata
+
+    def die_after_it(**arguments: Any) -> None:
+        write_metadata(**arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "_write_metadata", staticmethod(die_after_it))
+        with pytest.raises(KeyboardInterrupt):
+            publish(path, [b"b"], end=2)
+    assert read(path) == [b"a"]
+    assert read_reach(str(path), "iceberg", "t", [0]) == {0: 1}
+
+
+def test_a_table_that_was_never_committed_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    publish(path, [b"a"], end=1)
+    catalog = open_catalog(path)
+    catalog.drop_table((NAMESPACE, TABLE))  # its files stay
+    catalog.close()
+    with pytest.raises(JobError, match="--overwrite"):
+        read_reach(str(path), "iceberg", "t", [0])
+
+
+def test_rows_and_offsets_come_from_one_version_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    publish(path, [b"a"], end=1)
+    version = find_version(str(path), "iceberg")
+    publish(path, [b"b"], end=2)
+    assert read_reach(str(path), "iceberg", "t", [0], version) == {0: 1}
+    assert read_reach(str(path), "iceberg", "t", [0]) == {0: 2}
