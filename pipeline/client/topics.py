@@ -124,7 +124,7 @@ def _error_text(error: BaseException) -> tuple[str, str]:
     lines = str(error if text is None else text.toString()).splitlines()
     for line in reversed(lines):
         match = _RAISED.match(line.strip())
-        if match is not None and not match[1].endswith("PythonException"):
+        if match is not None and not match[1].endswith(("PythonException", "SparkException")):
             return match[1], match[2][:500]
     return "", spark_reason(error)
 

@@ -6,6 +6,7 @@ Rules
 - The catalog beside an Iceberg table says which of its metadata is committed: a job that is killed,
   or refused, leaves metadata that no reader may see. Only a table without it is read as of its
   newest metadata.
+- Parquet pages that have a checksum must match it.
 - `find_version` names a version, so that rows and offsets can be read from the same one while a job
   replaces the table.
 """
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMATS: Final = ("parquet", "delta", "iceberg", "csv", "json")
+# Spark writes a checksum with each page, and does not compare it by itself: a flipped bit of a
+# compressed page is often another valid value.
+_CHECKED: Final = ("parquet.page.verify-checksum.enabled", "true")
 
 
 Version = int | str  # of a Delta table; the path of an Iceberg table's metadata
@@ -110,7 +114,7 @@ def _notes(path: str, table_format: str, version: Version | None) -> str:
 
 def _parquet(spark: "SparkSession", *paths: str) -> "DataFrame":
     """Read Parquet files with the columns of all of them, not only of the first."""
-    return spark.read.parquet(*paths, mergeSchema=True)
+    return spark.read.option(*_CHECKED).parquet(*paths, mergeSchema=True)
 
 
 def _delta_table(path: str, version: Version | None) -> "DeltaTable":
@@ -144,7 +148,7 @@ def _delta(spark: "SparkSession", path: str, version: Version | None) -> "DataFr
     if not files:
         return spark.createDataFrame([], schema)
     # A file has only the columns that the table had when the file was written.
-    reader = spark.read.schema(schema).option("basePath", _plain(path))
+    reader = spark.read.schema(schema).option(*_CHECKED).option("basePath", _plain(path))
     return reader.parquet(*map(_plain, files))
 
 

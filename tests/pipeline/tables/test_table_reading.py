@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import convert_to_deltalake, write_deltalake
 
+from pipeline.client.topics import as_job_errors
 from pipeline.errors import JobError
 from pipeline.tables.table_reading import read_reach, read_table
 from pipeline.tables.target import NOTES
@@ -42,6 +43,23 @@ def test_files_with_one_column_of_two_types_are_refused(
     pq.write_table(pa.table({"k": ["b"], "v": [2]}), tmp_path / "b.parquet")
     with pytest.raises(JobError, match="Failed to merge incompatible data types"):
         read_table(spark, str(tmp_path), "parquet")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_a_flipped_bit_in_a_parquet_page_is_an_error(
+    spark: "SparkSession", tmp_path: Path, table_format: str
+) -> None:
+    path = tmp_path / "t"
+    rows = spark.createDataFrame([("a", "one and another")], "k string, v string").coalesce(1)
+    rows.write.option("compression", "none").parquet(str(path))
+    if table_format == "delta":
+        convert_to_deltalake(str(path))
+    (file,) = path.glob("*.parquet")
+    file.write_bytes(file.read_bytes().replace(b"one and", b"one end", 1))
+    (path / f".{file.name}.crc").unlink()  # Hadoop's own checksum, which copies seldom have
+    with pytest.raises(JobError, match="CRC checksum verification failed"), as_job_errors():
+        read_table(spark, str(path), table_format).collect()
 
 
 def test_the_offsets_of_a_table_are_those_of_its_own_topic(tmp_path: Path) -> None:
