@@ -86,6 +86,9 @@ class File(Protocol):
     def stamp(self) -> FileStamp:
         """Return the stamp of its present content."""
 
+    def is_deleted(self) -> bool:
+        """Return whether it has no name any more, so that it takes room only until it is closed."""
+
     def fileno(self) -> int:
         """Return the descriptor for sendfile; -1 for a file in memory."""
 
@@ -443,6 +446,10 @@ class RealFile:
         """See File."""
         status = os.fstat(self._fd)
         return FileStamp(status.st_ino, status.st_ctime_ns)
+
+    def is_deleted(self) -> bool:
+        """See File."""
+        return os.fstat(self._fd).st_nlink == 0
 
     def fileno(self) -> int:
         """See File."""

@@ -43,6 +43,7 @@ from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
 from protocol.limits import SMALL_FRAME_BYTES
+from storage.env import File
 from storage.segments.fetch_slice import FetchSlice
 
 logger = RateLimitedLogger(structlog.get_logger("broker.connection"))
@@ -277,6 +278,11 @@ class Connection(asyncio.BufferedProtocol):
     def stalled(self) -> bool:
         """Return whether a response waits for the client to read."""
         return self._open and not self._writer.idle
+
+    @property
+    def unsent_files(self) -> list[File]:
+        """Return the files of the response that waits for the client to read."""
+        return self._writer.unsent_files
 
     @property
     def receives_with_reserved_memory(self) -> bool:

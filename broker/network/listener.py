@@ -49,7 +49,8 @@ RECEIVE_STALL_SECONDS = 10.0
 # So is one whose request is incomplete after this time, even if bytes arrive steadily: twice the
 # default of request.timeout.ms, so its client has given up.
 RECEIVE_SECONDS_MAX = 60.0
-# The same times for a client that reads its response, while others wait to encode theirs.
+# The same times for a client that reads its response, while others wait to encode theirs, or while
+# it keeps deleted files on the disk.
 SEND_STALL_SECONDS = 10.0
 SEND_SECONDS_MAX = 60.0
 # Eviction candidates that a search returns, and the time between searches: a search visits all
@@ -309,6 +310,7 @@ class Listener:
                 continue
             if connection.stalled:
                 self._sweep_stalled(connection, now)
+                await self._sweep_deleted_files(connection, now)
                 continue
             self._progress.pop(connection, None)
             open_for = now - connection.opened_at
@@ -354,6 +356,26 @@ class Listener:
                 "memory for responses is short, and the client did not read its response in time: "
                 f"no byte in {SEND_STALL_SECONDS:.0f} s, or not all in {SEND_SECONDS_MAX:.0f} s"
             )
+
+    async def _sweep_deleted_files(self, connection: Connection, now: float) -> None:
+        """Close a connection that keeps files on the disk which retention or a clean has deleted.
+
+        Otherwise a client that reads some bytes a minute keeps whole segments for hours, and with
+        further fetches those of each later clean. Kafka closes the files itself.
+        """
+
+        def is_slow() -> bool:
+            return connection.stalled and now - connection.last_active > SEND_SECONDS_MAX
+
+        if not is_slow():
+            return
+        async for file in Turns().over(connection.unsent_files):
+            if is_slow() and file.is_deleted():
+                self.stats.closed_stalled += 1
+                connection.close(
+                    "the log files of its response are deleted, and the client did not read it in "
+                    f"{SEND_SECONDS_MAX:.0f} s"
+                )
 
 
 def address_of(host: str) -> str:

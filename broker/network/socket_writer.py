@@ -67,6 +67,11 @@ class SocketWriter:
         return not self._parts
 
     @property
+    def unsent_files(self) -> list[File]:
+        """Return the files of the pending parts."""
+        return files_of(self._parts)
+
+    @property
     def peer_has_left(self) -> bool:
         """Return whether the peer has closed its end, also if bytes from it are still unread."""
         if self.closed:
@@ -188,6 +193,11 @@ class SocketWriter:
         on_error = self._on_error
         self.close()
         on_error(error)
+
+
+def files_of(parts: Iterable[Part]) -> list[File]:
+    """Return the files that parts of a response are in."""
+    return [part.file for part in parts if isinstance(part, FetchSlice) and part.file is not None]
 
 
 def ignore(*_: object) -> None:

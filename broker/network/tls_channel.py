@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError, ignore
+from broker.network.socket_writer import (
+    Part,
+    SocketWriter,
+    TruncatedFileError,
+    files_of,
+    ignore,
+)
+from storage.env import File
 from storage.segments.fetch_slice import FetchSlice
 
 RECEIVE_BYTES: Final = 64 << 10
@@ -181,6 +188,11 @@ class TlsWriter:
     def closed(self) -> bool:
         """Return whether the writer is closed."""
         return self._socket.closed
+
+    @property
+    def unsent_files(self) -> list[File]:
+        """Return the files of the pending parts."""
+        return files_of(self._parts)
 
     @property
     def peer_has_left(self) -> bool:

@@ -269,6 +269,10 @@ class _Bytes:
         """Not supported: it is no file of the system."""
         raise AssertionError
 
+    def is_deleted(self) -> bool:
+        """Return False: it takes no room on a disk."""
+        return False
+
     def fileno(self) -> int:
         """It has no descriptor."""
         return -1

@@ -200,6 +200,10 @@ class MemoryFile:
     def warm(self, position: int, length: int) -> None:
         pass
 
+    def is_deleted(self) -> bool:
+        folders, inode = self._env._folders(self._env._root), self._open_inode()
+        return not any(inode in folder.names.values() for folder in folders)
+
     def fileno(self) -> int:
         return -1
 
