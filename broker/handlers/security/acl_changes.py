@@ -10,7 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from broker.event_loop.loop_turns import Turns
-from broker.security.acls import AclFilter, AclIndex, InvalidAclError, check_entry
+from broker.security.acls import (
+    AclFilter,
+    AclIndex,
+    InvalidAclError,
+    PatternType,
+    check_entry,
+)
 from broker.security.authorizer import Authorizer
 from broker.topics.metadata_writer import MetadataWriter
 from storage.directory.security_entries import AclEntry
@@ -62,9 +68,9 @@ class AclChanges:
 
     async def _remove(self, filters: Sequence[AclFilter]) -> list[list[AclEntry]]:
         entries = dict(self._authorizer.entries)
-        results, turns = [], Turns()
+        results, turns, search = [], Turns(), _Search(tuple(entries))
         async for selection in turns.over(filters):
-            selected = await _select(selection, entries)
+            selected = await search.select(selection, entries)
             async for acl in turns.over(selected):
                 del entries[acl]
             results.append(selected)
@@ -78,8 +84,39 @@ class AclChanges:
         self._authorizer.use(await asyncio.to_thread(AclIndex, acls))
 
 
-async def _select(selection: AclFilter, entries: Mapping[AclEntry, None]) -> list[AclEntry]:
-    acl = selection.entry
-    if acl is not None:
-        return [acl] if acl in entries else []
-    return [acl async for acl in Turns().over(entries) if selection.matches(acl)]
+class _Search:
+    """Finds the entries that filters select.
+
+    A filter that names a principal or a resource looks at the entries of that name only: a request
+    may have one for each of hundreds of principals, and all other changes of the metadata wait.
+    """
+
+    def __init__(self, entries: Sequence[AclEntry]) -> None:
+        self._entries = entries
+        self._by_attribute: dict[str, dict[str, list[AclEntry]]] = {}
+
+    async def select(
+        self, selection: AclFilter, present: Mapping[AclEntry, None]
+    ) -> list[AclEntry]:
+        """Return those of the present entries that a filter selects, in their order."""
+        acl = selection.entry
+        if acl is not None:
+            return [acl] if acl in present else []
+        candidates = self._entries
+        if selection.principal is not None:
+            candidates = await self._named("principal", selection.principal)
+        elif selection.resource_name is not None and selection.pattern_type != PatternType.MATCH:
+            candidates = await self._named("resource_name", selection.resource_name)
+        return [
+            acl
+            async for acl in Turns().over(candidates)
+            if selection.matches(acl) and acl in present
+        ]
+
+    async def _named(self, attribute: str, name: str) -> Sequence[AclEntry]:
+        named = self._by_attribute.get(attribute)
+        if named is None:
+            named = self._by_attribute[attribute] = {}
+            async for acl in Turns().over(self._entries):
+                named.setdefault(getattr(acl, attribute), []).append(acl)
+        return named.get(name, ())

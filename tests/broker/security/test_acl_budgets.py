@@ -5,6 +5,7 @@ The tests count lines of Python and turns of the event loop, not seconds.
 
 import asyncio
 from collections.abc import AsyncIterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,14 @@ from broker.app import Broker
 from broker.event_loop.loop_turns import FREED_AT_ONCE
 from broker.handlers.security.acl_changes import ACLS_MAX, AclChanges
 from broker.security import authorizer as authorizer_module
-from broker.security.acls import AclIndex, Operation, PatternType, Permission, ResourceType
+from broker.security.acls import (
+    AclFilter,
+    AclIndex,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
 from broker.security.authorizer import Authorizer
 from broker.security.principal import Principal
 from config.settings import AuthorizationSettings
@@ -30,6 +38,9 @@ from tests.support.storage.memory_env import MemoryEnv
 CLOCK_RATE = 10  # a turn ends after 4,000 lines
 LINES_PER_TURN_MAX = 16_000  # a slice of a response has 13,000; a look at every entry 20,000
 LINES_PER_DECISION_MAX = 1_000  # most of them parse the address
+FILTERS = 500
+LINES_PER_FILTER_MAX = 40
+LINES_PER_ENTRY_MAX = 10
 DELETED = 8_000  # two lines each, and more
 UNLISTED = Principal("unlisted")
 
@@ -165,3 +176,43 @@ async def test_a_change_takes_turns_however_many_entries_there_are(
     assert await delete("User:ann", "orders") == 1
     with capture_logs():  # a line for each
         assert await delete("User:gone", None) == DELETED
+
+
+@pytest.mark.parametrize("attribute", ["principal", "resource_name"])
+async def test_filters_that_name_something_look_at_its_entries_only(
+    full_broker: Broker, monkeypatch: pytest.MonkeyPatch, attribute: str
+) -> None:
+    services, meter = full_broker._services, LoopMeter(CLOCK_RATE)
+    changes = AclChanges(services.metadata_writer, services.authorizer)
+    filters = [AclFilter(**{attribute: f"User:{number}"}) for number in range(FILTERS)]
+    with meter.measuring(monkeypatch):
+        assert not any(await changes.remove(filters))
+    assert meter.lines < FILTERS * LINES_PER_FILTER_MAX + ACLS_MAX * LINES_PER_ENTRY_MAX
+
+
+async def test_filters_select_what_earlier_filters_of_the_request_have_left() -> None:
+    seed = 7
+    print("seed", seed)
+    rng = Random(seed)
+    entries = [
+        entry(rng.randrange(20), f"User:u{rng.randrange(3)}") for _ in range(rng.randrange(60))
+    ]
+    settings = {"enabled": True, "super_users": ["User:root"]}
+    async with broker_in_memory(MemoryEnv(seed=12), authorization=settings) as broker:
+        changes = AclChanges(broker._services.metadata_writer, broker._services.authorizer)
+        for _ in range(10):
+            await changes.add(entries)
+            left = list(broker._services.authorizer.entries)
+            filters = [
+                AclFilter(
+                    pattern_type=rng.choice([PatternType.ANY, PatternType.MATCH, 3, 4]),
+                    resource_name=rng.choice([None, f"topic-{rng.randrange(20):05d}"]),
+                    principal=rng.choice([None, f"User:u{rng.randrange(3)}"]),
+                    host=rng.choice([None, "*"]),
+                )
+                for _ in range(rng.randrange(5))
+            ]
+            for selection, removed in zip(filters, await changes.remove(filters), strict=True):
+                assert removed == [each for each in left if selection.matches(each)]
+                left = [each for each in left if each not in removed]
+            assert list(broker._services.authorizer.entries) == left
