@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 
 from broker.event_loop.loop_turns import Turns, run_in_turns
 from broker.groups.classic.model import (
+    NO_MEMBER_ID,
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
@@ -50,25 +51,25 @@ class LiveClassicMembers:
         """
         error = self._join_error(request)
         if error is not ErrorCode.NONE:
-            return JoinAnswer(error, request.member_id)
+            return JoinAnswer(error, NO_MEMBER_ID)
         if not request.member_id and request.instance_id is None and request.id_required:
             return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, request.new_member_id)
         try:
             subscription = await run_in_turns(decode_subscription_sliced(request.protocols[0][1]))
             async for topic in Turns().over(subscription.topics):
                 if not may_describe(topic):
-                    return JoinAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED, request.member_id)
+                    return JoinAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED, NO_MEMBER_ID)
             owned = await run_in_turns(
                 classic_members.owned_partitions_sliced(subscription, self._context.topics)
             )
             error = self._join_error(request)  # other tasks may have run
             if error is not ErrorCode.NONE:
-                return JoinAnswer(error, request.member_id)
+                return JoinAnswer(error, NO_MEMBER_ID)
             return await self._join(request, subscription, owned, client)
         except InvalidMetadataError:
-            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, NO_MEMBER_ID)
         except MembershipError as refused:
-            return JoinAnswer(refused.code, request.member_id)
+            return JoinAnswer(refused.code, NO_MEMBER_ID)
 
     def _join_error(self, request: JoinRequested) -> ErrorCode:
         error = classic_members.join_error(
@@ -92,7 +93,7 @@ class LiveClassicMembers:
         while True:
             attempt += 1
             if self._live.is_dead:
-                return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
+                return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, NO_MEMBER_ID)
             updated, next_group = await self._live.update(
                 lambda group: classic_members.update_member(group, request, subscription), turns
             )

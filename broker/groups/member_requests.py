@@ -113,10 +113,11 @@ class MemberRequests:
             if not live.is_empty:
                 self._metadata.own(group_id, creator)
                 return await LiveClassicMembers(live).join(request, viewer.may_describe, creator)
+        if not isinstance(live, LiveClassicGroup) and request.member_id != NO_MEMBER_ID:
+            return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+        if isinstance(live, LiveConsumerGroup):
             live = self._factory.replace_by_classic(live)
         if live is None:
-            if request.member_id != NO_MEMBER_ID:
-                return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
             if not self._served.may_add(creator):
                 return JoinAnswer(ErrorCode.POLICY_VIOLATION)
             live = self._factory.create_classic(group_id, creator)

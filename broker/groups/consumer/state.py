@@ -392,12 +392,12 @@ def commit_error(
         return ErrorCode.UNSUPPORTED_VERSION
     if epoch == member.epoch:
         return ErrorCode.NONE
-    if member.classic is not None:
-        return ErrorCode.ILLEGAL_GENERATION
     owned_since = {**member.assigned, **member.pending_revocation}
     is_owner = all(owned_since.get(partition, epoch + 1) <= epoch for partition in partitions)
-    is_earlier = 0 <= epoch < member.epoch
-    return ErrorCode.NONE if is_earlier and is_owner else ErrorCode.STALE_MEMBER_EPOCH
+    if 0 <= epoch < member.epoch and is_owner:
+        return ErrorCode.NONE
+    is_classic = member.classic is not None
+    return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH
 
 
 def fetch_error(group: ConsumerGroup, member_id: str, epoch: int) -> ErrorCode:

@@ -216,6 +216,9 @@ async def test_a_group_changes_its_protocol_while_it_is_empty_and_keeps_its_offs
     assert world.offsets() == {KEY: 5}
     assert (await world.join()).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     await member.leave()
+    refused = await world.join(member_id="unknown")
+    assert refused.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert [summary.type for summary in world.coordinator.groups()] == ["consumer"]
     await world.stable()
     world.restart()
     assert [summary.type for summary in world.coordinator.groups()] == ["classic"]

@@ -295,13 +295,18 @@ async def test_an_administrator_removes_members_of_both_protocols_by_instance_id
 
 async def test_commits_are_checked_by_generation_and_by_epoch() -> None:
     world = make_world()
-    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    classic, modern = ClassicClient(world, "a", is_cooperative=True), Client(world, "b")
+    await converge(classic)
+    generation = classic.generation
     await converge(classic, modern)
-    commit = world.commit
-    assert await commit(member_id=classic.member_id, generation=classic.generation) is (
-        ErrorCode.NONE
-    )
-    old = await commit(member_id=classic.member_id, generation=classic.generation - 1)
+    commit, member_id = world.commit, classic.member_id
+    assert await commit(member_id=member_id, generation=classic.generation) is ErrorCode.NONE
+    assert generation < classic.generation
+    kept = min(classic.owned)
+    owned_all_along = await commit(member_id=member_id, generation=generation, key=kept)
+    assert owned_all_along is ErrorCode.NONE, "KIP-1251"
+    (given_up, *_) = set(owned(modern))
+    old = await commit(member_id=member_id, generation=generation, key=given_up)
     assert old is ErrorCode.ILLEGAL_GENERATION
     assert await commit(member_id="b", generation=modern.epoch + 1) is ErrorCode.STALE_MEMBER_EPOCH
 
