@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/varve.service"
 # CI brings those that are missing.
 PROGRAMS_OF_CI = (
-    "prometheus", "kcat", "chromium-headless-shell", "buildah", "mmdebstrap", "helm"
+    "prometheus", "kcat", "chromium-headless-shell", "buildah", "mmdebstrap", "helm",
+    "python3",  # builds the programs in other languages
 )  # fmt: skip
 PACKAGES = ("config", "storage", "protocol", "cleaner", "admin", "broker")
 

@@ -13,7 +13,7 @@ from tests.support.draws import cases, seed_of_test
 from tests.support.peers.kafka import unavailable
 
 FIRST = 1
-CASES = cases(few=5, many=20)
+CASES = cases(few=3, many=20)
 # Each once showed a difference, or what is an exception now (docs/reference/compare-with-kafka.md).
 FOUND = (
     316756658,  # a producer's last word is an emptied marker, and the stop is unclean

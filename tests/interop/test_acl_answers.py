@@ -47,7 +47,7 @@ from tests.support.storage.logs import batch_of
 from tests.support.varve import running_varve
 from tests.support.waiting import wait_until
 
-SEEDS = seeds_of_tests("VARVE_ACL_SEEDS", few=3, many=12)
+SEEDS = seeds_of_tests("VARVE_ACL_SEEDS", few=2, many=12)
 STEPS: Final = 25
 FIRST_ENTRIES: Final = 15
 QUESTIONS: Final = 6  # after each change

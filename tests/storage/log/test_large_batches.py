@@ -317,7 +317,7 @@ def test_a_crash_at_any_step_leaves_whole_batches_and_no_damage(
         return env, log
 
     operations = run(0, None)[0].operations
-    for crash_at in range(1, operations + 1, cases(few=3, many=1)):
+    for crash_at in range(1, operations + 1, cases(few=7, many=1)):
         for fate in range(FATES):
             env, log = run(crash_at * FATES + fate, crash_at)
             # A truncation is announced by the recovery point before it begins.
