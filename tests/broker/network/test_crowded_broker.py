@@ -42,7 +42,7 @@ from tests.support.storage.memory_env import MemoryEnv
 
 ALL: Final = "VARVE_ALL_BUDGETS" in os.environ
 CROWD: Final = 3_000 if ALL else cases(few=500, many=1_000)  # topics, groups, permissions, ...
-MEMBERS: Final = min(CROWD // 2, 500)  # of a group; each one that joins assigns all partitions again
+MEMBERS: Final = min(CROWD // 2, 500)  # of a group; each that joins assigns all partitions again
 SUBSCRIBED: Final = 6 * CROWD  # topics of one member; most do not exist
 GROUPS: Final = ("large classic", "large modern", "classic", "modern", "g0")
 ASKED: Final = GROUPS[: cases(few=2, many=5)]
