@@ -37,6 +37,7 @@ LEFT_SECONDS: Final = 3600  # for output that is to be adopted later
 RENEWALS: Final = 3  # in the lifetime of a lease
 RETRY_SECONDS: Final = 1.0  # pause after a failed request
 NOT_THERE: Final = 404
+_LOST: Final = ("stale", "expired", "abandoned")  # states of a partition
 UNREACHABLE_SECONDS: Final = 60.0  # how long to repeat a request while no broker answers
 
 
@@ -168,6 +169,24 @@ class Lease:
         """Raise LeaseLostError if the lease has ended; call this between stages."""
         if self._lost is not None:
             raise self._lost
+
+    def confirm(self) -> None:
+        """Ask the broker whether every partition is still leased; renew the lease if so.
+
+        A task may notice the end of a lease long before the next renewal. Raises LeaseLostError,
+        LeaseRequestError, BrokerUnreachableError.
+        """
+        self.check()
+        if not self.plan.partitions:
+            return
+        try:
+            status = self._client.post("/renew", {"ttl_seconds": self._ttl_seconds})
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_lease_error(error) from error
+        for row in status["partitions"]:
+            if row["state"] in _LOST:
+                where = f"{self.plan.topic}-{row['partition']}"
+                raise LeaseLostError(f"the lease of {where} has ended: {row['reason']}; try again")
 
     def source(self, kind: str) -> dict[str, Any]:
         """Return the transport descriptor of this lease for tasks: kind "disk" or "http"."""

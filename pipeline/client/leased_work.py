@@ -42,8 +42,7 @@ def lost_lease_reported(lease: Lease) -> Iterator[None]:
     try:
         yield
     except StageFailedError:
-        lease.check()
-        lease.status()  # raises if the lease is lost or the broker does not answer
+        lease.confirm()  # raises if the lease is lost or the broker does not answer
         raise
 
 

@@ -69,8 +69,8 @@ def open_topic(
         except LeaseRequestError:
             raise
         except Exception:
-            lease.check()  # a lost lease is the cause of the failure
-            lease.status()  # raises if the broker does not answer
+            # A lost lease, or a broker that does not answer, is the cause of the failure.
+            lease.confirm()
             raise
 
 

@@ -23,6 +23,8 @@ from pipeline.client.lease import (
     LeaseLostError,
     LeaseRequestError,
 )
+from pipeline.client.leased_work import lost_lease_reported
+from pipeline.engines.engine import StageFailedError
 from pipeline.transport import InputsGoneError, TransportError, open_transport
 from pipeline.transport.http import HttpTransport
 from storage.env import RealEnv
@@ -251,6 +253,50 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
         was_cut.set()
         await driver
         assert log_files(env) == files
+
+
+async def test_the_end_of_its_lease_is_why_a_task_failed(env: MemoryEnv) -> None:
+    """Also before the lease is to be renewed. Code 3 says: try again."""
+
+    def fail_in(lease: Lease) -> None:
+        with lost_lease_reported(lease):
+            raise StageFailedError("index", "a file is gone")
+
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as lease:
+            with pytest.raises(StageFailedError):
+                fail_in(lease)
+            leases.reopen(lease.plan.compaction_id).abandon()
+            with pytest.raises(LeaseLostError, match="has ended: a request ended its lease"):
+                fail_in(lease)
+
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 2)
+        await driven(broker, work)
+
+
+async def test_a_lease_that_one_partition_lost_is_lost(env: MemoryEnv) -> None:
+    class PartlyStaleClient(SlowClient):
+        def post(self, path: str, body: Any = None) -> Any:
+            rows = [("open", ""), ("stale", "its log was truncated")]
+            return {
+                "partitions": [
+                    {"partition": n, "state": state, "reason": reason}
+                    for n, (state, reason) in enumerate(rows)
+                ]
+            }
+
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as lease:
+            plan = lease.plan
+        lease = Lease(PartlyStaleClient(), plan, ttl_seconds=600)
+        with pytest.raises(LeaseLostError, match="orders-1 has ended: its log was truncated"):
+            lease.confirm()
+        lease.end()
+
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 2)
+        await driven(broker, work)
 
 
 async def test_tampered_output_is_refused_as_invalid(env: MemoryEnv) -> None:
