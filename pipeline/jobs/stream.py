@@ -37,6 +37,12 @@ from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.records.columns import arrow_schema
+from pipeline.tables.checkpoint import (
+    check_checkpoint,
+    last_ends,
+    read_batch_ends,
+    read_planned_ms,
+)
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
 from pipeline.tables.delta import check_topic_id, delta_reason
@@ -48,9 +54,6 @@ from pipeline.tables.target import Format, Target, target
 from pipeline.tables.upsert import (
     Upserts,
     check_no_gap,
-    last_ends,
-    read_batch_ends,
-    read_planned_ms,
     read_reached,
     read_versions,
 )
@@ -255,6 +258,7 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
     versions = read_versions(table, topic, partitions)
     if partitions and not versions:
         raise JobError(f"{path} is not a table of {topic} written by `latest`")
+    check_checkpoint(checkpoint, topic)
     read = {number: end.offset for number, end in last_ends(checkpoint, topic).items()}
     check_no_gap(f"{checkpoint} is ahead of the table", topic, read, versions)
     return versions

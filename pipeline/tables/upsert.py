@@ -13,15 +13,13 @@ Rules
   without rows, because transaction markers also have offsets.
 """
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
-from pipeline.client.kafka_client import TIMEOUT_SECONDS, EndOffset
+from pipeline.client.kafka_client import EndOffset
 from pipeline.client.lease import with_retries
 from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
 
 DELETED: Final = "_deleted"
 _SAME_ROW: Final = "t.`partition` = s.`partition` AND t.`key` = s.`key`"
-# Fetching the end of a batch takes at most three requests, each with this time limit.
-PLANNING_MS_MAX: Final = 3 * round(1000 * TIMEOUT_SECONDS)
 _IS_NEWER: Final = "s.`offset` > t.`offset`"
 
 
@@ -72,35 +68,6 @@ def read_reached(
         for number, end in versions.items()
         for epoch in (epochs[number],)
     }
-
-
-def read_batch_ends(checkpoint: Path, topic: str, batch_id: int) -> dict[int, EndOffset]:
-    """Return the end offsets of a micro-batch from Spark's checkpoint. Raises JobError."""
-    path = checkpoint / "offsets" / str(batch_id)
-    try:
-        # Lines: version, settings of the query, offsets of its only source.
-        document = json.loads(path.read_text().splitlines()[2])[topic]
-        return {int(number): EndOffset.parse(end) for number, end in document.items()}
-    except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise JobError(f"{path} has no offsets of {topic}: {error!r}") from error
-
-
-def read_planned_ms(checkpoint: Path, batch_id: int) -> int:
-    """Return a time before the end offsets of a micro-batch were fetched. Raises JobError."""
-    path = checkpoint / "offsets" / str(batch_id)
-    try:
-        # Spark records the time of the answer.
-        noted_ms = int(json.loads(path.read_text().splitlines()[1])["batchTimestampMs"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise JobError(f"{path} has no time of its batch: {error!r}") from error
-    return noted_ms - PLANNING_MS_MAX
-
-
-def last_ends(checkpoint: Path, topic: str) -> dict[int, EndOffset]:
-    """Return the end offsets of the last completed micro-batch, or {}. Raises JobError."""
-    commits = checkpoint / "commits"
-    done = [int(name) for name in os.listdir(commits) if name.isdigit()] if commits.is_dir() else []
-    return read_batch_ends(checkpoint, topic, max(done)) if done else {}
 
 
 def check_no_gap(
