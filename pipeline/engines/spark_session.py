@@ -88,6 +88,8 @@ _REPORTED_BY_US: Final = {
     "tasks": "org.apache.spark.scheduler.TaskSetManager",
     "connect": "org.apache.spark.sql.connect",
     "datasource": "org.apache.spark.sql.execution.datasources.v2",
+    "writer": "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "utils": "org.apache.spark.util.Utils",
 }
 
 
