@@ -293,7 +293,7 @@ def test_the_first_session_of_the_documents_works(tmp_path: Path) -> None:
     alter = (
         "from confluent_kafka.admin import AdminClient, NewTopic\n"
         "admin = AdminClient({'bootstrap.servers': '127.0.0.1:9092'})\n"
-        "admin.create_topics([NewTopic('devices')])['devices'].result()\n"
+        "admin.create_topics([NewTopic('twins')])['twins'].result()\n"
     ) + alter
     assert len(readme.splitlines()) == 5
     with running_varve(tmp_path) as broker:
