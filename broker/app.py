@@ -344,6 +344,7 @@ class Broker:
             new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
             env=env,
             note_cut_file=self._note_cut_file,
+            cold_reads=self._services.cold_reads,
         )
         self.http = self._build_http(token)
         self.spark = SparkRunner(

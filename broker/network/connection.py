@@ -35,10 +35,12 @@ from broker.event_loop.loop_turns import TURN_SECONDS, ConnectionTurns, TurnQueu
 from broker.logging import RateLimitedLogger
 from broker.network.buffer_budget import BufferBudget
 from broker.network.framing import INITIAL_BYTES, FrameReader
+from broker.network.late_parts import Part
 from broker.network.request_context import RequestContext
 from broker.network.response_memory import ResponseMemory
-from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError
+from broker.network.socket_writer import SocketWriter, TruncatedFileError
 from broker.network.tls_channel import RECEIVE_BYTES, UNAUTHENTICATED_BYTES, TlsChannel, TlsWriter
+from broker.topics.cold_reads import ColdReads
 from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
@@ -105,6 +107,7 @@ class ConnectionOwner(Protocol):
     budget: BufferBudget
     response_budget: BufferBudget
     turns: ConnectionTurns
+    cold_reads: ColdReads | None
 
     @property
     def max_request_bytes(self) -> int:
@@ -198,8 +201,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _make_writer(self, fd: int) -> SocketWriter | TlsWriter:
         if self._tls is None:
-            return SocketWriter(self._loop, fd, self._drained, self._write_failed)
-        return TlsWriter(self._loop, fd, self._drained, self._write_failed, channel=self._tls)
+            return SocketWriter(self._loop, fd, self._drained, self._write_failed, self._warm)
+        return TlsWriter(
+            self._loop,
+            fd,
+            self._drained,
+            self._write_failed,
+            channel=self._tls,
+            warm=self._warm,
+        )
+
+    async def _warm(self, part: FetchSlice) -> None:
+        """Read a part of a response into the page cache."""
+        if self._owner.cold_reads is not None:
+            await self._owner.cold_reads.warm(self.client, (part,))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes."""

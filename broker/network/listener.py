@@ -29,6 +29,7 @@ from broker.network.connection import STOPPING, AuthenticationGate, Connection, 
 from broker.network.socket_writer import ignore
 from broker.quotas.connection_rates import ConnectionRates
 from broker.security.tls import ServerTls
+from broker.topics.cold_reads import ColdReads
 from config.settings import LimitSettings, ListenerSettings
 from protocol.limits import RequestLimits
 from storage.env import Env
@@ -117,6 +118,7 @@ class Listener:
     new_gate: Callable[[], AuthenticationGate] | None = None  # of a connection with SASL
     env: Env | None = None  # counts file descriptors
     note_cut_file: Callable[[str], None] = ignore  # see ConnectionOwner
+    cold_reads: ColdReads | None = None  # for clients that read slowly
     rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
     budget: BufferBudget = field(init=False)
     response_budget: BufferBudget = field(init=False)

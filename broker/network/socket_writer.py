@@ -13,10 +13,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from broker.network.late_parts import LateParts, Part, Warm
 from storage.env import File
 from storage.segments.fetch_slice import FetchSlice
-
-Part = bytes | bytearray | memoryview | FetchSlice
 
 MAX_BUFFERS = 64  # per writev: enough for a pipelined burst, far below IOV_MAX (1024)
 # Per call and per turn, so that a fast reader cannot block the loop: about a millisecond. A socket
@@ -48,8 +47,11 @@ class SocketWriter:
         fd: int,
         on_drained: Callable[[], None],
         on_error: Callable[[OSError], None],
+        warm: Warm | None = None,
     ) -> None:
+        """`warm`: see LateParts."""
         self._loop = loop
+        self._late = LateParts(loop, warm, self._on_writable, self._fail)
         self._socket = socket.socket(fileno=os.dup(fd))
         self._socket.setblocking(False)
         if hasattr(socket, "TCP_NOTSENT_LOWAT") and self._socket.family != socket.AF_UNIX:
@@ -90,7 +92,7 @@ class SocketWriter:
                     self._parts.append(_sendable(part))
             elif len(part):
                 self._parts.append(memoryview(part))
-        if not self._armed:
+        if not self._armed and not self._late.is_reading:
             self._send()
 
     def write_bytes(self, data: bytes) -> None:
@@ -117,17 +119,21 @@ class SocketWriter:
         """Stop and drop pending parts. The transport closes the original descriptor."""
         self.closed = True
         self._parts.clear()
+        self._late.close()
         self._disarm()
         self._socket.close()
         self._on_drained = self._on_error = ignore  # they refer to the owner of this writer
 
-    def _send(self) -> None:
+    def _send(self, *, is_late: bool = False) -> None:
+        """Send for a turn; `is_late` if the parts have waited for the client."""
         calls, turn_end = 0, self.bytes_sent + MAX_SENDFILE_BYTES
         try:
             while self._parts:
                 if calls == CALLS_PER_TURN or self.bytes_sent >= turn_end:
                     self._arm()
                     return
+                if is_late and self._late.begin(self._parts[0]):
+                    break
                 calls += 1
                 self._send_some()
         except BlockingIOError:
@@ -185,7 +191,7 @@ class SocketWriter:
             self._armed = False
 
     def _on_writable(self) -> None:
-        self._send()
+        self._send(is_late=True)
         if not self._parts and not self.closed:
             self._on_drained()
 

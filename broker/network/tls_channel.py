@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
+from broker.network.late_parts import LateParts, Part, Warm
 from broker.network.socket_writer import (
-    Part,
     SocketWriter,
     TruncatedFileError,
     files_of,
@@ -169,11 +169,15 @@ class TlsWriter:
         fd: int,
         on_drained: Callable[[], None],
         on_error: Callable[[OSError], None],
+        *,
         channel: TlsChannel,
+        warm: Warm | None = None,
     ) -> None:
+        """`warm`: see LateParts."""
         self._loop = loop
         self._socket = SocketWriter(loop, fd, self._socket_drained, on_error)
         self._channel = channel
+        self._late = LateParts(loop, warm, self._socket_drained, self._fail)
         self._parts: deque[memoryview | FetchSlice] = deque()
         self._next_turn: asyncio.Handle | None = None
         self._on_drained = on_drained
@@ -227,25 +231,35 @@ class TlsWriter:
     def close(self) -> None:
         """Stop and drop pending parts. The transport closes the original descriptor."""
         self._parts.clear()
+        self._late.close()
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._socket.close()
         self._on_drained = self._on_error = ignore
 
-    def _send(self) -> None:
+    def _send(self, *, is_late: bool = False) -> None:
         turn_bytes = 0
         try:
-            while self._parts and self._socket.idle and self._next_turn is None:
+            while self._may_send():
                 if turn_bytes >= TURN_BYTES:
                     self._next_turn = self._loop.call_soon(self._take_turn)
+                    return
+                if is_late and self._late.begin(self._parts[0]):
                     return
                 piece = self._next_piece()
                 turn_bytes += len(piece)
                 self._socket.write_bytes(self._channel.encrypt(piece))
         except OSError as error:  # of the file, or of TLS
-            on_error = self._on_error
-            self.close()
-            on_error(error)
+            self._fail(error)
+
+    def _may_send(self) -> bool:
+        is_free = self._next_turn is None and not self._late.is_reading
+        return is_free and bool(self._parts) and self._socket.idle
+
+    def _fail(self, error: OSError) -> None:
+        on_error = self._on_error
+        self.close()
+        on_error(error)
 
     def _next_piece(self) -> bytes | memoryview:
         """Remove up to PIECE_BYTES from the queue; small parts share a piece."""
@@ -276,6 +290,6 @@ class TlsWriter:
         self._socket_drained()
 
     def _socket_drained(self) -> None:
-        self._send()
+        self._send(is_late=True)
         if self.idle and not self.closed:
             self._on_drained()
