@@ -245,7 +245,7 @@ APART = Scenario(outputs=(0, 200), sources=(0, 200))  # what stands between them
 @pytest.mark.parametrize(
     ("scenario", "seeds", "crashes_of_seed_min"),
     [
-        (ONE, range(cases(few=2, many=8)), 750),
+        (ONE, range(cases(few=1, many=8)), 750),
         (TWO, range(cases(few=1, many=4)), 1_250),
         (NONE, range(cases(few=3, many=6)), 250),
         (APART, range(cases(few=1, many=4)), 1_250),
@@ -510,7 +510,7 @@ def test_a_killed_kafka_is_all_old_or_all_new_after_any_crash_of_our_recovery() 
     kafka_swap(probe, old, new)
     outcomes: Counter[str] = Counter()
     for crash_at in range(1, probe.operations + 2):
-        for seed in range(6):
+        for seed in range(cases(few=2, many=6)):
             in_recovery, done = 0, False
             while not done:
                 in_recovery += 1
