@@ -23,6 +23,7 @@ import posixpath
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 
 from storage.env import FileStamp, ReadBuffer, WriteBuffer
@@ -623,8 +624,11 @@ class MemoryEnv:
                 raise OSError(number, fault.error.strerror or os.strerror(number), path)
 
     def _find(self, path: str) -> _Inode | _Folder | None:
+        return self._at(_parts(path))
+
+    def _at(self, parts: tuple[str, ...]) -> _Inode | _Folder | None:
         node: _Inode | _Folder | None = self._root
-        for part in _parts(path):
+        for part in parts:
             if not isinstance(node, _Folder):
                 return None
             node = node.names.get(part)
@@ -634,15 +638,10 @@ class MemoryEnv:
         parts = _parts(path)
         if not parts:
             raise _os_error(errno.EISDIR, path)
-        return self._folder("/".join(parts[:-1]), path), parts[-1]
+        return _as_folder(self._at(parts[:-1]), path), parts[-1]
 
-    def _folder(self, path: str, requested: str | None = None) -> _Folder:
-        node = self._find(path)
-        if node is None:
-            raise _os_error(errno.ENOENT, requested or path)
-        if isinstance(node, _Inode):
-            raise _os_error(errno.ENOTDIR, requested or path)
-        return node
+    def _folder(self, path: str) -> _Folder:
+        return _as_folder(self._find(path), path)
 
     def _inode(self, path: str) -> _Inode:
         node = self._find(path)
@@ -653,8 +652,17 @@ class MemoryEnv:
         return node
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in posixpath.normpath(path).split("/") if part not in ("", ".")]
+def _as_folder(node: _Inode | _Folder | None, path: str) -> _Folder:
+    if node is None:
+        raise _os_error(errno.ENOENT, path)
+    if isinstance(node, _Inode):
+        raise _os_error(errno.ENOTDIR, path)
+    return node
+
+
+@lru_cache(4096)  # the crash tests name the same files millions of times
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in posixpath.normpath(path).split("/") if part not in ("", "."))
 
 
 def _os_error(number: int, path: str) -> OSError:
