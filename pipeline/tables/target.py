@@ -30,7 +30,8 @@ def target(out: str, table_format: Format, *, overwrite: bool) -> Target:
         raise JobError(
             f"{out} is a URL; write to a local directory and copy it from there", exit_codes.USAGE
         )
-    path = Path(os.path.abspath(os.path.expanduser(out)))
+    # A swap would replace a symbolic link, and leave the table that it names.
+    path = Path(os.path.realpath(os.path.expanduser(out)))
     if not path.parent.is_dir():
         raise JobError(f"{path.parent} is not a directory", exit_codes.USAGE)
     remove_abandoned(path)

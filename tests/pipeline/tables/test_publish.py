@@ -57,6 +57,19 @@ def test_a_job_that_was_killed_while_it_replaced_a_table_leaves_one(
     assert list(tmp_path.iterdir()) == [table]
 
 
+def test_a_table_is_replaced_where_a_symbolic_link_to_it_points(tmp_path: Path) -> None:
+    table, link, data = tmp_path / "disk" / "t", tmp_path / "t", tmp_path / "data"
+    for folder, content in ((table, "old"), (data, "new")):
+        folder.mkdir(parents=True)
+        (folder / NOTES).write_text(content)
+    link.symlink_to(table)
+    place = target(str(link), "parquet", overwrite=True)
+    with staging_folder(place.path) as staging:
+        swap_in(data, place, staging)
+    assert link.is_symlink()
+    assert (table / NOTES).read_text() == (link / NOTES).read_text() == "new"
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_table_that_another_run_created_meanwhile_is_not_replaced(
     tmp_path: Path, table_format: Format
