@@ -44,14 +44,20 @@ from pipeline.stages.planning import Limits
 
 HANDED_BACK: Final = "handed back"
 WOULD: Final = "would"
+UNKNOWN: Final = "unknown"
+_LOST_RESULT: Final = (
+    "the broker restarted during the adoption and no longer knows the output, which it may have"
+    " published. Run the job again: it compacts what is left"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
     """The result of one partition. Bytes are those of log files.
 
-    `outcome` is the value of an AdoptOutcome, HANDED_BACK without adoption, or WOULD for a dry run,
-    which estimates `bytes_after` and `records_after`.
+    `outcome` is the value of an AdoptOutcome, HANDED_BACK without adoption, UNKNOWN if the broker
+    lost the result of an adoption, or WOULD for a dry run, which estimates `bytes_after` and
+    `records_after`.
     """
 
     partition: int
@@ -85,6 +91,8 @@ class CompactResult:
     def exit_code(self) -> int:
         """Return the exit code of the worst partition; see config/exit_codes.py."""
         outcomes = {outcome.value: outcome for outcome in AdoptOutcome}
+        if any(result.outcome == UNKNOWN for result in self.partitions):
+            return exit_codes.FAILED
         return worst_exit_code(
             {outcomes[result.outcome] for result in self.partitions if result.outcome in outcomes}
         )
@@ -127,20 +135,28 @@ def compact(
             ) from error
         adopted = {result.partition.partition: result for result in results}
         result.seconds["adoption"] = time.monotonic() - started
+    missing = (UNKNOWN, _LOST_RESULT) if adopt else (HANDED_BACK, "")
     for planned, partition in zip(plan.partitions, cleaned, strict=True):
         number = planned.job.partition.partition
-        result.partitions.append(_partition_result(planned, partition, adopted.get(number)))
+        result.partitions.append(
+            _partition_result(planned, partition, adopted.get(number), missing)
+        )
     return result
 
 
 def _partition_result(
-    planned: PartitionPlan, cleaned: CleanedPartition, adopted: AdoptResult | None
+    planned: PartitionPlan,
+    cleaned: CleanedPartition,
+    adopted: AdoptResult | None,
+    missing: tuple[str, str],
 ) -> PartitionResult:
+    """Return the result of a partition; `missing` are outcome and reason without an adoption."""
     job, report = planned.job, cleaned.report
+    outcome, reason = missing if adopted is None else (adopted.outcome.value, adopted.reason)
     return PartitionResult(
         partition=job.partition.partition,
-        outcome=HANDED_BACK if adopted is None else adopted.outcome.value,
-        reason="" if adopted is None else adopted.reason,
+        outcome=outcome,
+        reason=reason,
         end_offset=job.end_offset,
         segments_before=sum(len(group) for group in job.groups),
         segments_after=sum(1 for group in cleaned.groups if group.output is not None),
@@ -219,6 +235,8 @@ def lines(result: CompactResult) -> list[str]:
                 )
             case "handed back":
                 texts.append(f"{name}: ready for adoption: {sizes}, {records}")
+            case "unknown":
+                texts.append(f"{name}: {partition.reason}")
             case other:
                 texts.append(f"{name}: not changed ({other}): {partition.reason}")
         texts += [

@@ -21,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from config import exit_codes
 from pipeline.cli import pipeline
+from pipeline.client.lease import Lease
 from tests.pipeline.cluster import (
     EXECUTOR_SETTINGS,
     OTHER_USER,
@@ -167,6 +168,21 @@ def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None
         assert done.exit_code == exit_codes.DONE, done.stderr
         assert ": compacted" in done.stdout
     assert run_here(broker, "adopt", "no-such-run").exit_code == exit_codes.STALE
+    assert sorted(read_all(broker, topic)) == sorted(last.items())
+
+
+@pytest.mark.usefixtures("forked_stages")
+def test_output_whose_adoption_a_restarted_broker_forgot_is_not_called_ready(
+    broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is killed after it published a partition has no result of it."""
+    last = made_topic(broker, topic)
+    adopt = Lease.adopt
+    monkeypatch.setattr(Lease, "adopt", lambda lease: adopt(lease)[:1])
+    done = run_here(broker, "compact", topic, "--processes", "2")
+    assert done.exit_code == exit_codes.FAILED
+    assert "which it may have published. Run the job again" in done.stdout
+    assert "pipeline adopt" not in done.stdout
     assert sorted(read_all(broker, topic)) == sorted(last.items())
 
 
