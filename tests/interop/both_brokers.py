@@ -1,7 +1,9 @@
 """What tests do on Kafka and on this broker before they send both the same requests."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -14,6 +16,7 @@ from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
 GROUP, TRANSACTION = 0, 1  # types of coordinators
+PROBE = "probe"  # a group
 
 
 def create_topics(brokers: Iterable[KafkaBroker | VarveBroker], topics: Mapping[str, int]) -> None:
@@ -24,6 +27,38 @@ def create_topics(brokers: Iterable[KafkaBroker | VarveBroker], topics: Mapping[
         new = [NewTopic(name, count, 1, config=config) for name, count in topics.items()]
         for future in admin.create_topics(new).values():
             future.result(30)
+
+
+def wait_until_assigned(
+    brokers: Iterable[KafkaBroker | VarveBroker], topics: Mapping[str, int]
+) -> None:
+    """Wait until a member of a new group gets all partitions of the topics.
+
+    Kafka's coordinator learns of topics a little after they have been created.
+    """
+    for broker in brokers:
+        with RawClient(broker.port) as client:
+            find_coordinator(client, GROUP, PROBE)
+            wait_until(partial(_has_all, client, topics), f"the partitions of {sorted(topics)}")
+
+
+def _has_all(client: RawClient, topics: Mapping[str, int]) -> bool:
+    """Let a member join and leave, and return whether it got all partitions."""
+    member_id = str(uuid4())
+    joins = m.ConsumerGroupHeartbeatRequest(
+        group_id=PROBE,
+        member_id=member_id,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=sorted(topics),
+        topic_partitions=[],
+    )
+    leaves = m.ConsumerGroupHeartbeatRequest(group_id=PROBE, member_id=member_id, member_epoch=-1)
+    answer: Any = client.request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, joins)
+    if answer.error_code != ErrorCode.NONE:
+        return False
+    client.request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, leaves)
+    assigned = answer.assignment.topic_partitions if answer.assignment else ()
+    return sum(len(topic.partitions) for topic in assigned) == sum(topics.values())
 
 
 def find_coordinator(client: RawClient, kind: int, name: str) -> None:

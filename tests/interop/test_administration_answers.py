@@ -24,7 +24,7 @@ from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
-SEEDS = seeds_of_tests("VARVE_ADMINISTRATION_SEEDS", few=2, many=20)
+SEEDS = seeds_of_tests("VARVE_ADMINISTRATION_SEEDS", few=3, many=20)
 STEPS: Final = 40
 pytestmark = pytest.mark.xdist_group("kafka beside")
 NO_ID: Final = bytes(16)

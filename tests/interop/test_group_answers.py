@@ -15,7 +15,7 @@ import pytest
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
-from tests.interop.both_brokers import GROUP, create_topics, find_coordinator
+from tests.interop.both_brokers import GROUP, create_topics, find_coordinator, wait_until_assigned
 from tests.support.draws import seeds_of_tests
 from tests.support.peers.kafka import KafkaBroker
 from tests.support.protocol.raw_client import RawClient
@@ -243,6 +243,7 @@ def test_heartbeats_in_any_order_have_the_answers_and_effects_of_kafka(
 ) -> None:
     print(f"VARVE_GROUP_SEEDS={SEEDS.start}:{SEEDS.stop}")
     create_topics(kafka_and_varve, TOPICS)
+    wait_until_assigned(kafka_and_varve, TOPICS)
     errors = set[str]()
     for seed in SEEDS:
         group = f"members-{seed}"

@@ -24,7 +24,7 @@ from protocol.api import ApiKey
 from protocol.codec import decode_response, encode_request
 from protocol.errors import ErrorCode
 from storage.slices import run_at_once
-from tests.interop.both_brokers import GROUP, create_topics, find_coordinator
+from tests.interop.both_brokers import GROUP, create_topics, find_coordinator, wait_until_assigned
 from tests.support.draws import seeds_of_tests
 from tests.support.peers.kafka import KafkaBroker
 from tests.support.protocol.raw_client import RawClient
@@ -760,6 +760,7 @@ def test_members_of_both_protocols_have_the_answers_and_effects_of_kafka(
 ) -> None:
     print(f"VARVE_MIXED_GROUP_SEEDS={SEEDS.start}:{SEEDS.stop}")
     create_topics(kafka_and_varve, TOPICS)
+    wait_until_assigned(kafka_and_varve, TOPICS)
     errors, types = Counter[str](), Counter[tuple[str, str]]()
     for seed in SEEDS:
         kafka, ours = (Side(broker.port, f"mixed-{seed}") for broker in kafka_and_varve)
