@@ -72,7 +72,7 @@ class GroupCoordinator:
             store, settings.max_groups, metadata, MemoryBudget(settings.max_offsets_bytes)
         )
         log = self._log = GroupLog(store, clock, stats, settings.append_timeout_ms)
-        turns = LargeGroupTurns()
+        turns = LargeGroupTurns(metadata.owner)
         factory = GroupFactory(
             served,
             log,

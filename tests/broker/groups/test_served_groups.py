@@ -42,7 +42,7 @@ class Groups:
             topics=NoTopics(),
             metadata=self.metadata,
             stats=stats,
-            turns=LargeGroupTurns(),
+            turns=LargeGroupTurns(self.metadata.owner),
         )
 
     def create(self, group_id: str, creator: str = "ann") -> LiveClassicGroup:
