@@ -399,6 +399,7 @@ class LiveConsumerGroup:
         """
         found: dict[str, TopicMetadata] = {}
         topics: dict[str, TopicMetadata] = {}  # those of the group, by name
+        are_known = False  # they are as they were at the last look
         looked_up: set[str] = set()
         hashed: frozenset[str] | None = None
         metadata_hash = 0
@@ -420,6 +421,7 @@ class LiveConsumerGroup:
                 elif names != hashed:
                     topics = await self._sorted(names & found.keys(), found, turns)
                     metadata_hash = await run_in_turns(state.metadata_hash_sliced(topics.values()))
+                    are_known = await self._are_known(names, topics, turns)
                     hashed = names
                 else:
                     break
@@ -434,7 +436,18 @@ class LiveConsumerGroup:
         is_changed = updated.is_changed
         if is_changed:
             self._check_records(updated, topics)
+        elif are_known:  # members with other topics have left, and the others are assigned since
+            return updated, state.with_metadata_hash(updated.group, metadata_hash)
         return updated, state.with_next_epoch(updated.group, metadata_hash, is_changed=is_changed)
+
+    async def _are_known(
+        self, names: Iterable[str], topics: Mapping[str, TopicMetadata], turns: Turns
+    ) -> bool:
+        """Return whether the topics with these names are as they were at the last look."""
+        known, result = self._topics, True
+        async for name in turns.over(names):
+            result = result and known.get(name) == topics.get(name)
+        return result
 
     @staticmethod
     async def _sorted(

@@ -244,6 +244,13 @@ def with_next_epoch(group: ConsumerGroup, metadata_hash: int, *, is_changed: boo
     return _next_epoch(replace(group, metadata_hash=metadata_hash))
 
 
+def with_metadata_hash(group: ConsumerGroup, metadata_hash: int) -> ConsumerGroup:
+    """Return the group with the hash of its topics, in its epoch."""
+    if metadata_hash == group.metadata_hash:
+        return group
+    return replace(group, metadata_hash=metadata_hash)
+
+
 def metadata_hash_sliced(topics: Iterable[TopicMetadata]) -> Generator[None, None, int]:
     """Return a number (int64) that changes with the subscribed topics that exist; 0 for none.
 

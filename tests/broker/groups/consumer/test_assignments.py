@@ -12,6 +12,7 @@ from storage.errors import LogDirectoryError
 from tests.support.broker.groups.consumer_group_world import (
     NO_TOPICS,
     Client,
+    check_restart,
     converge,
     group,
     make_world,
@@ -220,3 +221,20 @@ async def test_a_stored_expression_that_is_refused_here_keeps_its_topics(
     assert [len(client.owned) for client in (stored, other)] == [3, 3]
     refused = Client(world, "c", regex="(orders)+.")
     assert (await refused.heartbeat()).error is ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+async def test_a_group_has_no_further_epoch_after_a_member_with_topics_of_its_own_left() -> None:
+    world, topics = make_world(orders=6, payments=2)
+    stays, leaves = Client(world, "stays"), Client(world, "leaves", topics=frozenset({"payments"}))
+    await converge(stays, leaves)
+    await leaves.leave()
+    await converge(stays)
+    epoch = group(world).epoch
+    await world.clock.advance(5_000)
+    await converge(stays)
+    assert group(world).epoch == epoch
+    check_restart(world)
+    topics.counts["orders"] = 7
+    await world.clock.advance(5_000)
+    await converge(stays)
+    assert group(world).epoch == epoch + 1
