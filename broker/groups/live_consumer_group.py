@@ -421,7 +421,8 @@ class LiveConsumerGroup:
                 elif names != hashed:
                     topics = await self._sorted(names & found.keys(), found, turns)
                     metadata_hash = await run_in_turns(state.metadata_hash_sliced(topics.values()))
-                    are_known = await self._are_known(names, topics, turns)
+                    if not updated.is_changed:
+                        are_known = await self._are_known(names, topics, turns)
                     hashed = names
                 else:
                     break
@@ -443,8 +444,10 @@ class LiveConsumerGroup:
     async def _are_known(
         self, names: Iterable[str], topics: Mapping[str, TopicMetadata], turns: Turns
     ) -> bool:
-        """Return whether the topics with these names are as they were at the last look."""
+        """Return whether the topics with these names are as they were at the last look, if any."""
         known, result = self._topics, True
+        if not known:
+            return False
         async for name in turns.over(names):
             result = result and known.get(name) == topics.get(name)
         return result
