@@ -167,6 +167,9 @@ class Side:
             if request.api is ApiKey.JOIN_GROUP:
                 self.leader = self._name(answer.leader) if answer.leader else self.leader
                 answer.members = []
+            epoch = getattr(answer, "member_epoch", getattr(answer, "generation_id", 0))
+            if self._origin is None and epoch > 0:
+                self._origin = epoch - 1
             self.answers[number] = self._plain(answer)
             self._idle.append(connection)
 
@@ -215,12 +218,13 @@ class Side:
         return name, tuple(self._plain(row.partitions))
 
     def _relative(self, epoch: int) -> int:
-        """Return an epoch as if the group had begun with 1: a group of Kafka 4.3 begins with 2."""
+        """Return an epoch as if the group had begun with 1: a group of Kafka 4.3 begins with 2.
+
+        That of a group without members is 0, until the answer to the next member has come.
+        """
         if epoch <= 0:
             return epoch
-        if self._origin is None:
-            self._origin = epoch - 1
-        return epoch - self._origin
+        return 0 if self._origin is None else epoch - self._origin
 
     def _name(self, text: str) -> str:
         if MADE_ID.fullmatch(text) is None:
