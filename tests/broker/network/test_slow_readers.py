@@ -24,6 +24,7 @@ from storage.env import Env, RealEnv, RealFile
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.sockets import receive_exactly
 from tests.support.certificates import Authority
 from tests.support.protocol.raw_client import FETCH_VERSION, fetch_request
 from tests.support.storage.logs import append
@@ -144,12 +145,6 @@ class Ends:
         if self.failure is not None:
             raise self.failure
 
-    async def receive(self, count: int) -> bytes:
-        loop, received = asyncio.get_running_loop(), bytearray()
-        while len(received) < count:
-            received += await loop.sock_recv(self.theirs, count - len(received))
-        return bytes(received)
-
     def close(self) -> None:
         self.writer.close()
         self.ours.close()
@@ -170,14 +165,14 @@ async def test_the_loop_does_not_read_from_the_disk_for_a_client_that_reads_late
     sent = ends.writer.bytes_sent
     assert 0 < sent < len(ends.content)
     assert not ends.reads, "a fetch has just read what it sends at once"
-    received = await ends.receive(sent)
+    received = await receive_exactly(ends.theirs, sent)
     await wait_for_read(ends)
     assert ends.writer.bytes_sent == sent
     assert ends.reads == [FetchSlice(ends.file, sent, len(ends.content) - sent)]
     ends.writer.write([b"the end"])
     assert ends.writer.bytes_sent == sent
     ends.may_end.set()
-    received += await ends.receive(len(ends.content) + len(b"the end") - sent)
+    received += await receive_exactly(ends.theirs, len(ends.content) + len(b"the end") - sent)
     assert received == ends.content + b"the end"
     await asyncio.wait_for(ends.drained.wait(), 20)
     assert len(ends.reads) == 1, "what has been read counts as cached for a while"
@@ -193,7 +188,7 @@ async def test_a_late_read_that_fails_ends_the_response(tmp_path: Path, *, close
     ends = Ends(tmp_path / "log")
     ends.failure = OSError(errno.EIO, "Input/output error")
     ends.writer.write([FetchSlice(ends.file, 0, len(ends.content))])
-    await ends.receive(ends.writer.bytes_sent)
+    await receive_exactly(ends.theirs, ends.writer.bytes_sent)
     await wait_for_read(ends)
     if closes:
         ends.writer.close()

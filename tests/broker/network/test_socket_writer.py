@@ -20,6 +20,7 @@ from broker.network.socket_writer import (
 )
 from storage.env import RealEnv
 from storage.segments.fetch_slice import FetchSlice
+from tests.support.broker.sockets import receive_exactly
 
 SEED = 20260101
 
@@ -41,13 +42,6 @@ class Ends:
     def _failed(self, error: OSError) -> None:
         self.errors.append(error)
         self.failed.set()
-
-    async def receive(self, count: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        received = bytearray()
-        while len(received) < count:
-            received += await loop.sock_recv(self.theirs, count - len(received))
-        return bytes(received)
 
     def close(self) -> None:
         self.writer.close()
@@ -78,7 +72,7 @@ async def test_bytes_and_file_ranges_leave_in_the_order_given_whatever_the_clien
     ends = Ends()
     ends.writer.write(parts)
     assert not ends.writer.idle
-    assert await ends.receive(len(expected)) == expected
+    assert await receive_exactly(ends.theirs, len(expected)) == expected
     await ends.drained.wait()
     assert ends.writer.idle
     assert ends.writer.bytes_sent == len(expected)
@@ -89,7 +83,7 @@ async def test_a_small_response_behind_a_pending_one_does_not_overtake_it() -> N
     ends = Ends()
     ends.writer.write_bytes(b"a" * 100_000)
     ends.writer.write_bytes(b"b")
-    assert await ends.receive(100_001) == b"a" * 100_000 + b"b"
+    assert await receive_exactly(ends.theirs, 100_001) == b"a" * 100_000 + b"b"
     ends.close()
 
 
@@ -108,7 +102,7 @@ async def test_a_file_that_is_shorter_than_promised_fails_the_connection(tmp_pat
     file = RealEnv().open(str(tmp_path / "log"))
     ends = Ends()
     ends.writer.write([FetchSlice(file, 0, 100)])
-    assert await ends.receive(5) == b"short"
+    assert await receive_exactly(ends.theirs, 5) == b"short"
     await ends.failed.wait()
     assert len(ends.errors) == 1
     assert ends.writer.closed
