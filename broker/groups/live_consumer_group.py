@@ -445,12 +445,13 @@ class LiveConsumerGroup:
         self, names: Iterable[str], topics: Mapping[str, TopicMetadata], turns: Turns
     ) -> bool:
         """Return whether the topics with these names are as they were at the last look, if any."""
-        known, result = self._topics, True
+        known = self._topics
         if not known:
             return False
         async for name in turns.over(names):
-            result = result and known.get(name) == topics.get(name)
-        return result
+            if known.get(name) != topics.get(name):
+                return False
+        return True
 
     @staticmethod
     async def _sorted(
